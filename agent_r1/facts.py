@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from agent_r1.files import write_text
 
 NAMED = 5  # differences in a message
 SHOWN = 40  # characters of a value that a message holds at most
@@ -31,11 +28,6 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + more
 
 
-def write(file: Path, groups: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes groups of facts as JSON, whole or not at all."""
-    write_text(file, json.dumps(groups, indent=2) + "\n")
-
-
 def read(file: Path, group_names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Reads groups of facts. Raises ValueError if the file is damaged, or its groups are not those of these names."""
     try:
@@ -45,13 +37,6 @@ def read(file: Path, group_names: Sequence[str]) -> dict[str, dict[str, Any]]:
     except (ValueError, TypeError, AttributeError) as fault:
         raise ValueError(f"{file} is damaged, or of another version of the project: {fault}") from fault
     return groups
-
-
-def machine() -> str:
-    """The cores that this process may use, and their name."""
-    names = [line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    cores = len(os.sched_getaffinity(0))
-    return f"{cores} core{'s' * (cores > 1)} of {names[0] if names else 'an unnamed processor'}"
 
 
 def _short(value: Any) -> str:

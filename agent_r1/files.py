@@ -14,17 +14,21 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
+from types import MappingProxyType
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from agent_r1.harmless import harmless, without_password
 
+SUMS = "SHA256SUMS"  # of a folder's files, for `sha256sum -c`
 METRICS = "metrics.jsonl"  # of a training, a line per iteration
+EVALUATION_HASHES = "hashes.json"  # of an evaluation's folder
 REMINDER_S = 300.0  # between two calls of `when_held`
 LOOK_S = 0.05  # between two looks at a lock that is held
 _ERROR = re.compile(r"^(?!INFO|DEBUG|WARNING)[\w.]+: .*", re.MULTILINE)
@@ -58,9 +62,17 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text)
 
 
+def write_json(path: Path, content: Any) -> None:
+    """Writes a text file of JSON, whole or not at all."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The metrics of every iteration in a training's folder."""
-    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    """The metrics of every iteration in a training's folder. Raises ValueError for a damaged file."""
+    try:
+        return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    except ValueError as fault:
+        raise ValueError(f"{folder / METRICS} is damaged ({fault}); {bring_back(folder / METRICS)}") from fault
 
 
 @contextmanager
@@ -212,13 +224,45 @@ def first_error(log: Path) -> str:
 
 
 def sha256(path: Path) -> str:
-    """The hash of a file's bytes, or of a folder's names and bytes; FileNotFoundError if there is neither."""
+    """The hash of a file's bytes, or of a folder's names and bytes; FileNotFoundError if there is neither.
+
+    The folder's SUMS are not of it. Raises ValueError for a file that is missing or other than they say.
+    """
     if not path.is_dir():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    members = sorted(member.relative_to(path) for member in path.rglob("*") if member.is_file())
-    lines = [f"{member.as_posix()} {sha256(path / member)}\n" for member in members]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    hashes = _hashes(path)
+    for name, digest in read_sums(path):
+        if hashes.get(name) != digest:
+            raise ValueError(f"{path / name} is missing or not as it was written, by {SUMS}; {bring_back(path / name)}")
+    return hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in hashes.items()).encode()).hexdigest()
+
+
+def bring_back(path: Path) -> str:
+    """The remedy for a damaged file that a stage wrote."""
+    return f"bring it back (`dvc checkout --force {quote(str(path))}`) or rerun its stage"
+
+
+def write_sums(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Writes the hashes of a folder's files into it, by which whoever hashes the folder finds damage.
+
+    Files whose hashes are `known`, by their names in the folder, are not read.
+    """
+    lines = (f"{digest}  {name}\n" for name, digest in _hashes(folder, known).items())
+    (folder / SUMS).write_text("".join(lines))
+
+
+def _hashes(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    members = sorted(member.relative_to(folder) for member in folder.rglob("*") if member.is_file())
+    names = [member.as_posix() for member in members]
+    return {name: known.get(name) or sha256(folder / name) for name in names if name != SUMS}
+
+
+def read_sums(folder: Path) -> list[tuple[str, str]]:
+    """The name and hash of each file of a folder; none where the hashes are missing."""
+    file = folder / SUMS
+    lines = file.read_text("utf-8", "replace").removesuffix("\n").split("\n") if file.exists() else []
+    return [(name, expected) for expected, _, name in (line.partition("  ") for line in lines)]
 
 
 def model_hash(model: str) -> str:

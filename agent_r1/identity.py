@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from agent_r1 import facts
 from agent_r1.facts import differences, differing, some
+from agent_r1.files import write_json
 from agent_r1.params import Params, fingerprint
 from agent_r1.params.same_run import NOT_ONE_RUN, defines
 from agent_r1.params.sections import flatten, of_today
@@ -108,7 +109,7 @@ class Identity:
 
 def write_start(folder: Path, identity: Identity) -> None:
     """Writes the identity of a run into its folder, and makes the folder if there is none."""
-    facts.write(folder / START, asdict(identity))
+    write_json(folder / START, asdict(identity))
 
 
 def read_start(folder: Path) -> Identity | None:

@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -15,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from agent_r1.files import sha256
-from agent_r1.params.env import AgentParams
+from agent_r1.params.agents import AgentParams
 from agent_r1.params.sections import nearest
 
 
@@ -42,12 +43,13 @@ def source_hash(where: str, reference: str) -> str:
 
 
 def command(name: str, agent: AgentParams) -> list[str]:
-    """An agent's command, if it has one, for a process in another folder; a ValueError says that it is not there."""
-    words = agent.command or []
+    """An agent's command or interpreter, if it has one, for a process in another folder; else raises ValueError."""
+    words = agent.command or ([agent.python] if agent.python else [])
     if words and not shutil.which(words[0]):
-        raise ValueError(f"env.agents.{name}.command: there is no {words[0]!r}; install it, or name its path")
+        key = "command" if agent.command else "python"
+        raise ValueError(f"env.agents.{name}.{key}: there is no {words[0]!r}; install it, or name its path")
     program = [shutil.which(words[0]) or "", *words[1:]] if words else []
-    return [str(Path(word).absolute()) if Path(word).is_file() else word for word in program]
+    return [str(Path(word).absolute()) if _is_file(word) else word for word in program]
 
 
 def agent_hash(name: str, agent: AgentParams) -> str:
@@ -55,11 +57,20 @@ def agent_hash(name: str, agent: AgentParams) -> str:
 
     Runs no code of it. Raises ValueError for a module or a command that is not there.
     """
-    files = [word for word in command(name, agent)[1:] if Path(word).is_file()]
+    files = [word for word in command(name, agent)[1:] if _is_file(word)]
     if agent.function:
         files = [_file(f"env.agents.{name}.function", agent.function.partition(":")[0])]
-    parts = [json.dumps(agent.model_dump(), sort_keys=True), *(sha256(Path(file)) for file in files)]
+    without = {"python"} if agent.python is None else None  # so is it in runs that lack the key, which go on
+    declared = agent.model_dump(exclude=without)
+    parts = [json.dumps(declared, sort_keys=True), *(sha256(Path(file)) for file in files)]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def _is_file(word: str) -> bool:
+    """Whether a word of a command is a file; a long one, such as a script, is none."""
+    with suppress(OSError):
+        return Path(word).is_file()
+    return False
 
 
 def _file(where: str, module: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -202,12 +202,18 @@ def load_model(
     model.eval()
     if check:
         check(model)
-    for parameter in model.parameters() if waits else ():
+    if waits:
+        _leave_waiting(model, types)
+    return model
+
+
+def _leave_waiting(model: PreTrainedModel, types: Mapping[int, torch.dtype]) -> None:
+    """Leaves the weights of a model in the mapped file, whose `types` stand by address, and makes places for them."""
+    for parameter in model.parameters():
         stored = _WAITING[parameter] = parameter.data
         parameter.data = torch.empty(stored.shape, dtype=types.get(stored.data_ptr(), model.dtype))
-    for buffer in model.buffers() if waits else ():
+    for buffer in model.buffers():
         buffer.data = buffer.to(types.get(buffer.data_ptr(), buffer.dtype), copy=True)
-    return model
 
 
 def waiting(module: torch.nn.Module) -> dict[str, Tensor]:

@@ -7,16 +7,19 @@ The Arrow schema of each record is in `agent_r1.tables`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 Floats32 = NDArray[np.float32]
+Int64s = NDArray[np.int64]
+Int32s = NDArray[np.int32]
 
 
 class Source(enum.IntEnum):
@@ -64,6 +67,8 @@ QA = "qa"  # the environment of question answering
 GREEDY = -1  # the sample that is the greedy answer, beside those at a temperature
 LONGEST_STATE = 256  # characters of a state's key
 Decode = Callable[[Sequence[int]], str]  # token ids -> text
+Metrics = dict[str, float]  # by name
+Json = dict[str, Any]  # an object of JSON
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +91,16 @@ class Question:
         if self.env == QA and not (self.answers and all(answer.strip() for answer in self.answers)):
             needed = f"needs at least one answer, none of them empty; got {self.answers!r}"
             raise ValueError(f"question {self.question_id!r}: field 'answers' {needed}")
+
+
+def questions_by_id(questions: Iterable[Question]) -> dict[str, Question]:
+    """Questions by their ids, in their order; of those with one id the last."""
+    return {question.question_id: question for question in questions}
+
+
+def of_split(questions: Iterable[Question], split: str) -> list[Question]:
+    """The questions of a split, in their order."""
+    return [question for question in questions if question.split == split]
 
 
 class Words(NamedTuple):
@@ -170,7 +185,7 @@ class Trajectory:
     seed: int  # the episode's own seed, derived from (seed, iteration, question, sample)
     policy_version: int  # weights that sampled it: updates since the warm start
     iteration: int
-    token_ids: NDArray[np.int32]  # [L] exactly as sampled or appended
+    token_ids: Int32s  # [L] exactly as sampled or appended
     source: NDArray[np.uint8]  # [L] values of Source
     logprobs: Floats32  # [L] the sampler's, nats; 0 where source is not ACTION
     context_starts: list[int]  # [C] index where each context begins, 0 first; append-only episodes have [0]

@@ -56,6 +56,9 @@ PREFECT_RESULTS = tuple(
 )
 PREFECT_LIBRARY = _of_prefect("prefect._internal.schemas.validators", "from_qualified_name")
 PREFECT_AUTOMATIONS = _of_prefect("prefect.server.events.models.automations", "run_coro_as_sync")
+TORCH_SETS = tuple(
+    Part("torch", "2.13.0", "torch.cpu", path) for path in ("_is_avx512_supported", "_is_amx_tile_supported")
+)
 TRANSFORMERS_READ = Part("transformers", "5.19.0", "transformers.core_model_loading", "_materialize_copy")
 
 _warned = set[str]()  # packages
@@ -67,7 +70,7 @@ def owner_of(part: Part) -> Any:
 
     Raises ImportError where the package has no such part.
     """
-    installed = version(part.package)
+    installed = version(part.package).partition("+")[0]  # torch ends with the place that its kernels run on
     (*parents, name) = part.path.split(".")
     remedy = f"which agent_r1 replaces as {part.package} {part.version} has it; install that version, as `make` does"
     try:
@@ -173,6 +176,12 @@ def keep_artifacts_home(home: str) -> None:
 
     replace(MLFLOW_CHECK, check)
     replace(MLFLOW_REPOSITORY, lambda uri, *options: get_repository(own(uri), *options))
+
+
+def hide_wide_kernels() -> None:
+    """Has torch tell vLLM, which looks for nothing else, that this processor has neither AVX-512 nor AMX."""
+    for part in TORCH_SETS:
+        replace(part, lambda: False)
 
 
 def begin_mlflows_page(with_script: str) -> None:

@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from shlex import quote
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from agent_r1 import records
-from agent_r1.files import replacing
+from agent_r1.files import bring_back, replacing
 
 Record = TypeVar("Record")  # one of SCHEMAS
 
@@ -28,10 +27,10 @@ _WRITTEN: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True, 
 
 # The Arrow type of a record's field, by its Python type.
 _ARRAYS: dict[Any, pa.DataType] = {
-    NDArray[np.int32]: pa.list_(pa.int32()),
+    records.Int32s: pa.list_(pa.int32()),
     NDArray[np.uint8]: pa.list_(pa.uint8()),
-    NDArray[np.float32]: pa.list_(pa.float32()),
-    NDArray[np.bool_]: pa.list_(pa.bool_()),
+    records.Floats32: pa.list_(pa.float32()),
+    records.Mask: pa.list_(pa.bool_()),
 }
 _PLAIN: dict[Any, pa.DataType] = {
     **dict.fromkeys((str, records.StopReason, records.CallStatus, records.Outcome), pa.string()),
@@ -74,8 +73,8 @@ def write_rows(path: Path, rows: Sequence[Record], kind: type[Record]) -> None:
 
 
 @contextmanager
-def row_writer(path: Path, kind: type[Record]) -> Iterator[Callable[[Record], None]]:
-    """Gives a function that adds a row to one Parquet file, in parts of ROW_GROUP; the file is whole or not there."""
+def row_writer(path: Path, kind: type[Record], part: int = ROW_GROUP) -> Iterator[Callable[[Record], None]]:
+    """Gives a function that adds a row to one Parquet file, so many at a time; the file is whole or not there."""
     with replacing(path) as temporary, pq.ParquetWriter(temporary, SCHEMAS[kind], **_WRITTEN) as file:
         waiting = list[Record]()
 
@@ -85,7 +84,7 @@ def row_writer(path: Path, kind: type[Record]) -> Iterator[Callable[[Record], No
 
         def add(row: Record) -> None:
             waiting.append(row)
-            if len(waiting) == ROW_GROUP:
+            if len(waiting) == part:
                 flush()
 
         yield add
@@ -101,8 +100,9 @@ def read_rows(path: Path, kind: type[Record], where: pc.Expression | None = None
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; run the stage that writes it (`dvc repro` knows which)")
-    with _whole(path):
+    with whole(path):
         table = pq.read_table(path, filters=where, page_checksum_verification=True)
+        _require_apart(pq.read_metadata(path))
         check_schema(path, table.schema, _schema_of(kind, table.schema))
     try:
         return _rows(table, kind)
@@ -135,19 +135,35 @@ def _rows(table: pa.Table, kind: type[Record]) -> list[Record]:
 
 @contextmanager
 def open_rows(path: Path) -> Iterator[pq.ParquetFile]:
-    """One Parquet file, to be read in parts. Raises ValueError if it is not as it was written."""
-    with _whole(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+    """One Parquet file, read in parts, none ahead. Raises ValueError, at its end at the latest, if it has changed."""
+    with whole(path), pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
         yield file
+        _require_apart(file.metadata)
+
+
+def _require_apart(metadata: pq.FileMetaData) -> None:
+    """Refuses a footer by which two columns share bytes: it has no checksum, and one would be read as the other.
+
+    Read the file first: a footer that its reader refuses can end the process here, within pyarrow.
+    """
+    stop = 0
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            pages = (column.dictionary_page_offset, column.data_page_offset)  # None or 0 for one that is not there
+            start = min(filter(None, pages), default=stop)
+            if start < stop:
+                raise pa.ArrowInvalid(f"column {column.path_in_schema} begins within another")
+            stop = start + column.total_compressed_size
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[None]:
+def whole(path: Path) -> Iterator[None]:
     """Refuses a file that Parquet cannot read, or whose checksums say that it has changed."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as fault:
-        remedy = f"bring it back (`dvc checkout --force {quote(str(path))}`) or rerun its stage"
-        raise ValueError(f"{path} is damaged ({fault}); {remedy}") from fault
+        raise ValueError(f"{path} is damaged ({fault}); {bring_back(path)}") from fault
 
 
 def _table(rows: Sequence[Record], kind: type[Record]) -> pa.Table:

@@ -15,8 +15,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.batch import Floats
 from agent_r1.evaluation.statistics import Interval, half_width
+from agent_r1.records import Floats
 
 
 class Moments(NamedTuple):

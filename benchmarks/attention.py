@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from agent_r1.learn.model import attend
+from agent_r1.learn.model import SPANS, attend
+from agent_r1.learn.prefixes import Segment, Tree
 from agent_r1.pretrained import default_device
 from benchmarks.kit import Row, counted_kernel
 
@@ -22,12 +23,22 @@ def far(found: Floats, expected: Floats) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
+def spans(segments: list[Segment], device: torch.device) -> dict[str, Any]:
+    """Where the queries of segments begin, and the keys that each one sees."""
+    lengths = ([segment.length for segment in segments], [sum(segments[at].length for at in s.path) for s in segments])
+    starts = [torch.tensor(np.cumsum([0, *each]), dtype=torch.int32, device=device) for each in lengths]
+    return dict(zip(SPANS, (*starts, *map(max, lengths)), strict=True))
+
+
 def compare_attention(window: int | None, size: int, dtype: torch.dtype = torch.bfloat16) -> Row:
-    """Packed contexts against float64 on the CPU, with gradients; and how often the kernel was called."""
+    """Packed contexts, some of which share a segment, against float64 on the CPU, and calls of the kernel."""
     lengths, heads, key_heads = [33, 1, 257, 128], 8, 2
     draws = torch.Generator().manual_seed(size)
     whole = [torch.randn(1, count, sum(lengths), size, generator=draws) for count in (heads, key_heads, key_heads)]
-    seed, starts = torch.randn(1, sum(lengths), heads, size, generator=draws), [0, *np.cumsum(lengths).tolist()]
+    seed = torch.randn(1, sum(lengths), heads, size, generator=draws)
+    # The last two are contexts of their own, and begin with the first.
+    paths = [(0,), (1,), (0, 2), (0, 3)]
+    segments = [Segment(at, 0, length, path) for at, (length, path) in enumerate(zip(lengths, paths, strict=True))]
     layer, results = nn.Module(), []
     layer.num_key_value_groups, layer.is_causal = heads // key_heads, True
     with counted_kernel() as calls:
@@ -39,8 +50,8 @@ def compare_attention(window: int | None, size: int, dtype: torch.dtype = torch.
                 None,
                 scaling=size**-0.5,
                 sliding_window=window,
-                cu_seq_lens_q=torch.tensor(starts, dtype=torch.int32, device=device),
-                max_length_q=max(lengths),
+                tree=Tree(segments, *[torch.empty(0)] * 3),
+                **spans(segments, device),
             )
             attended.backward(seed.to(device, attended.dtype))
             results.append([attended.detach(), *(each.grad for each in parts)])

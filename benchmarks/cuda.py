@@ -55,6 +55,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # what of params.yaml is changed
     "ratios of sequences": {"update": {"ratio": "sequence"}},
     "ratios of steps, cispo": {"update": {"ratio": "step", "loss": "cispo", "dual_clip": 0.0}},
     "packing": {"model": {"packing": True}},
+    "packing, compiled": {"model": {"packing": True, "compile": True}},
     "gradient checkpointing": {"model": {"gradient_checkpointing": True}},
     "packing, gradient checkpointing": {"model": {"packing": True, "gradient_checkpointing": True}},
     "adapters": {"model": {"lora": {"rank": 8}}},

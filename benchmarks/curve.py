@@ -26,8 +26,9 @@ from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, load
 from agent_r1.params.places import PARAMS, RunId, policy_in
 from agent_r1.params.stages import Protocol
-from agent_r1.records import GREEDY, CallStatus, Outcome, Question, Trajectory
+from agent_r1.records import GREEDY, CallStatus, Outcome, Question, Trajectory, of_split
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.sampling import PolicyWeights
 from agent_r1.tables import read_rows
 from agent_r1.training.questions import VALIDATED
 from benchmarks.stored import ROOT, Row, options, show
@@ -87,10 +88,12 @@ def asked(settings: Params, policy: Path, protocol: Protocol = "tool_call") -> d
     if not known.exists():
         evaluate = {"samples": SAMPLES, "temperature": 1.0}
         settings = settings.model_copy(update={"evaluate": settings.evaluate.model_copy(update=evaluate)})
-        questions = [row for row in read_rows(settings.places.questions, Question) if row.split == "dev"]
+        questions = of_split(read_rows(settings.places.questions, Question), "dev")
         with open_exam(protocol, questions, Chat(load_tokenizer(str(policy))), settings, greedily=True) as exam:
             by_script = protocol in SCRIPTED
-            made = exam.by_script(lambda: None) if by_script else exam.by_policy(str(policy), 0, None, lambda: None)
+            made = (
+                exam.by_script(lambda: None) if by_script else exam.by_policy(PolicyWeights(str(policy)), lambda: None)
+            )
         found: dict[str, list[float]] = {}
         strata = {row.question_id: row.strata for row in questions}
         for each in predict(made, questions, "", 0):

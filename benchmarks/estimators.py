@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from agent_r1.credit.batch import Batch, Floats
+from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS, estimate
 from agent_r1.params import load
 from agent_r1.params.credit import STEP_LEVEL
+from agent_r1.records import Floats
 
 PARAMS = Path(__file__).parents[1] / "params.yaml"
 

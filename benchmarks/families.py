@@ -47,10 +47,9 @@ from transformers import (
 from agent_r1.learn import builtin, checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner, Options
-from agent_r1.learn.model import load_policy, load_tokenizer, pack, see
+from agent_r1.learn.model import load_policy, pack, see
 from agent_r1.pretrained import layer_kinds, read_config, require_sampled
 from agent_r1.records import Trajectory
-from agent_r1.rollout.codec import Template
 from agent_r1.rollout.engines import TransformersEngine
 from agent_r1.rollout.sampling import Action, Actor, Engine
 from agent_r1.rollout.vllm_engine import VllmEngine
@@ -66,13 +65,6 @@ WORDS = 512
 SPREAD = 0.12  # of random weights: logits are not flat
 LIMIT_S = 1800.0  # for a family
 STAND_INS = Path(__file__).parent / "stand_ins"  # for packages that no text model calls
-TEMPLATES = ROOT / "tests" / "rollout" / "templates"
-WRITTEN_FOR = {  # the templates of families that are here
-    "Qwen2.5": "qwen2_5",
-    "Qwen3": "qwen3",
-    "Qwen3-MoE": "qwen3",
-    "Llama 3": "llama3",
-}
 COLUMNS = (
     "float32",
     "bfloat16",
@@ -83,7 +75,6 @@ COLUMNS = (
     "packed",
     "goes on",
     "adapters on",
-    "template",
 )
 COMMON = {
     "vocab_size": WORDS,
@@ -154,11 +145,11 @@ FAMILIES: Mapping[str, tuple[type[PreTrainedConfig], Mapping[str, Any]]] = {
 }
 
 
-def make_model(family: str, folder: Path) -> None:
+def make_model(family: str, folder: Path, **changes: Any) -> None:
     """Writes a family's small model of seed 0, with a tokenizer of a few hundred words."""
     tokenizer = builtin.train_tokenizer(["a question and an answer"], 400)
     kind, fields = FAMILIES[family]
-    config = kind(**{**COMMON, **fields, "eos_token_id": tokenizer.eos_token_id})
+    config = kind(**{**COMMON, **fields, **changes, "eos_token_id": tokenizer.eos_token_id})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     for weight in model.parameters():  # norms, biases and gates start at one value
@@ -319,17 +310,6 @@ def resumed(family: Family) -> Row:
     return {"goes on": "same" if all(torch.equal(*pair) for pair in pairs) else "other"}
 
 
-def templated(family: Family) -> Row:
-    """Whether a template of the family's style shows tools, and reads `enable_thinking`."""
-    if family.name not in WRITTEN_FOR:
-        return {"template": "none"}
-    tokenizer = load_tokenizer(family.model)
-    tokenizer.chat_template = (TEMPLATES / f"{WRITTEN_FOR[family.name]}.jinja").read_text()
-    reads = ["tools"] if Template(tokenizer).dialect.tools else []
-    reads += ["thinking"] if "enable_thinking" in tokenizer.chat_template else []
-    return {"template": ",".join(reads)}
-
-
 PARTS: Mapping[Callable[[Family], Row], Sequence[str]] = {
     packed: ("packed",),
     updated: ("float32", "proved", "updated", "merged"),
@@ -337,7 +317,6 @@ PARTS: Mapping[Callable[[Family], Row], Sequence[str]] = {
     adapted: ("adapters on",),
     adapters: ("adapters",),
     resumed: ("goes on",),
-    templated: ("template",),
 }
 
 

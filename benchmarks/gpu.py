@@ -70,6 +70,7 @@ from benchmarks.synthetic import (
 TRAINS: dict[str, dict[str, Any]] = {  # what of params.yaml is changed
     "all weights": {},
     "all weights, packed": {"model": {"packing": True}},
+    "all weights, packed and compiled": {"model": {"packing": True, "compile": True}},
     "adapters": {"model": {"lora": {"rank": 64}}},
     "all weights, offloaded": {"learner": {"optimizer_offload": True}, "engine": {"vllm": {"sleep": True}}},
 }
@@ -112,7 +113,7 @@ def measure_output(shape: str, chunk: int, block: int, tokens: int) -> Row:
     seen = model.model(input_ids=chosen[None, :8])
 
     def learn() -> None:
-        whole = scoring.Output(model, seen, states.clone().requires_grad_(), chosen)
+        whole = scoring.Output(model, seen, states.clone().requires_grad_(), chosen, states.new_zeros(()))
         parts = whole.cut()
         for part in parts:
             with precision(device, compute_dtype("auto", device)):

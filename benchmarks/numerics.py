@@ -2,7 +2,10 @@
 
 Adapters with weights of their own lie over a model. vLLM samples the actions of episodes whose observations are text of
 these documents, and the learner computes the policy's gradient by every rule for the mismatch; both in the same
-precision. It is held against the gradient in float32, of the same episodes, without a mismatch.
+precision. It is held against the gradient in float32, of the same episodes, without a mismatch. The rule `alone` is of
+text in place of actions, with the learner as its own sampler: what the learner's precision does by itself, and all that
+is measured of float16, whose products on a CPU without AVX512-FP16 take 200 times those of float32. They are computed
+in float32 there, and rounded.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent_r1.inspection.replay import cosine
 from agent_r1.learn import losses, optimizers
@@ -39,6 +43,29 @@ RULES: dict[str, dict[str, Any]] = {
     "mask_sequence to 3": {"importance_rule": "mask_sequence", "importance_cap": 3.0},
     "mask_mean .999 to 1.001": {"importance_rule": "mask_mean", "importance_floor": 0.999, "importance_cap": 1.001},
 }
+ALONE = "alone"
+ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+PRODUCTS = (
+    ATTENTION,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    torch.ops.aten.mm,
+    torch.ops.aten.addmm,
+    torch.ops.aten.bmm,
+)
+
+
+class InFloat32(TorchDispatchMode):
+    """Computes products of float16 in float32, and rounds them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options_ = kwargs or {}
+        if func.overloadpacket not in PRODUCTS or args[0].dtype is not torch.float16:
+            return func(*args, **options_)
+        wide = [arg.float() if isinstance(arg, Tensor) and arg.dtype is torch.float16 else arg for arg in args]
+        result = func(*wide, **options_)
+        if func.overloadpacket is ATTENTION:  # beside the logarithms of its sums
+            return result[0].half(), result[1]
+        return result.half() if isinstance(result, Tensor) else tuple(part.half() for part in result)
 
 
 def settings_of(dtype: str, tokens: int, rule: dict[str, Any]) -> Params:
@@ -50,9 +77,9 @@ def settings_of(dtype: str, tokens: int, rule: dict[str, Any]) -> Params:
     return shipped_with(changes)
 
 
-def learner_of(model: Path, settings: Params) -> Learner:
+def adapted(model: Path, settings: Params, *, merges: bool = False) -> Learner:
     """A learner with adapters that change what the model says; every call gives the same."""
-    options_ = Options(merges=False)
+    options_ = Options(merges=merges)
     learner = Learner(model, settings.train.update, settings.model, with_critic=False, seed=0, options=options_)
     draws = torch.Generator().manual_seed(0)
     for name, weight in trained_state(learner.policy).items():
@@ -128,9 +155,23 @@ def own(learner: Learner, trajectories: list[Trajectory]) -> list[Trajectory]:
     return moved
 
 
+def alone(model: Path, dtype: str, tokens: int, episodes: int) -> list[Row]:
+    learner = adapted(model, settings_of(dtype, tokens, {}))
+    texts = np.array_split(observations(learner)[: episodes * tokens], episodes)
+    trajectories = [_trajectory(index, text.tolist(), [0.0] * tokens) for index, text in enumerate(texts)]
+    credits_ = [credit_of(trajectory, sign=1 - 2 * (index % 2)) for index, trajectory in enumerate(trajectories)]
+    exact = adapted(model, settings_of("float32", tokens, {}))
+    expected, _ = gradient(exact, own(exact, trajectories), credits_)
+    with InFloat32():
+        vector, _ = gradient(learner, own(learner, trajectories), credits_)
+    cells = dict.fromkeys(("mismatch [nats]", "its largest", "ess", "masked"), "-")
+    row = {"model": model.name, "tokens": f"{tokens:,}", "precision": dtype, "rule": ALONE, "episodes": f"{episodes}"}
+    return [{**row, **cells, "cosine with float32": f"{cosine(vector, expected):.4f}"}]
+
+
 def measured(model: Path, dtype: str, tokens: int, episodes: int, rules: Sequence[str]) -> list[Row]:
     settings = settings_of(dtype, tokens, {})
-    learner = learner_of(model, settings)
+    learner = adapted(model, settings)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "policy"
         learner.save_policy(folder)
@@ -146,7 +187,7 @@ def measured(model: Path, dtype: str, tokens: int, episodes: int, rules: Sequenc
         with open_engine(settings.engine, actor) as engine:
             trajectories = sampled(engine, observations(learner), episodes, tokens)
     credits_ = [credit_of(trajectory, sign=1 - 2 * (index % 2)) for index, trajectory in enumerate(trajectories)]
-    exact = learner_of(model, settings_of("float32", tokens, {}))
+    exact = adapted(model, settings_of("float32", tokens, {}))
     expected, _ = gradient(exact, own(exact, trajectories), credits_)
     rows = list[Row]()
     for rule in rules:
@@ -156,6 +197,7 @@ def measured(model: Path, dtype: str, tokens: int, episodes: int, rules: Sequenc
         metrics = losses.policy_metrics(step, learner.params, 1, len(step.logprobs))
         rows.append(
             {
+                "model": model.name,
                 "tokens": f"{tokens:,}",
                 "precision": dtype,
                 "rule": rule,
@@ -177,11 +219,14 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], required=True)
     parser.add_argument("--tokens", type=int, default=4096, help="of an episode")
     parser.add_argument("--episodes", type=int, default=2)
-    parser.add_argument("--rules", nargs="+", choices=RULES, default=[*RULES])
+    parser.add_argument("--rules", nargs="+", choices=[*RULES, ALONE], default=[*RULES])
     given = parser.parse_args()
     torch.set_num_threads(2)
-    rows = measured(given.model, given.dtype, given.tokens, given.episodes, given.rules)
-    show("numerics", rows, store=given.store, keys=3)
+    if given.rules == [ALONE]:
+        rows = alone(given.model, given.dtype, given.tokens, given.episodes)
+    else:
+        rows = measured(given.model, given.dtype, given.tokens, given.episodes, given.rules)
+    show("numerics", rows, store=given.store, keys=4)
 
 
 if __name__ == "__main__":

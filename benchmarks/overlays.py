@@ -4,7 +4,7 @@ None of them was run. An update is of the overlay's episodes, of 2,300 tokens ea
 as they are dealt, now and where they are padded and of 8,192 tokens. Kernels of a layer are counted on a CPU: its
 forward pass, the one that checkpointing repeats, and its backward pass. An update takes the longer of their launches,
 at the 35 us a kernel of the packed update of an H100 (gpu_updates.csv), and of the products, at half of the card's 792
-TFLOP/s. Sampling is not in it.
+TFLOP/s. Sampling is not in it. Kernels of linear attention, which are a GPU's own, are not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PretrainedConfig, Qwen2ForCausalLM, Qwen3Config
+from transformers import PretrainedConfig, Qwen2ForCausalLM, Qwen3_5TextConfig, Qwen3Config
 
 from agent_r1.learn import adapter
 from agent_r1.learn.adapter import count_parameters
@@ -26,6 +26,7 @@ from agent_r1.learn.scoring import deal
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import LoraParams
+from agent_r1.pretrained import layer_kinds
 from benchmarks.stored import ROOT, Row, options, show
 from benchmarks.synthetic import SHAPES, config_of, shipped_with
 
@@ -48,6 +49,12 @@ OVERLAYS: dict[str, PretrainedConfig] = {
         num_attention_heads=32,
         num_key_value_heads=8,
         head_dim=128,
+        max_position_embeddings=WINDOW,
+        tie_word_embeddings=True,
+    ),
+    "qwen3.5-4b": Qwen3_5TextConfig(
+        hidden_size=2560,
+        intermediate_size=9216,
         max_position_embeddings=WINDOW,
         tie_word_embeddings=True,
     ),
@@ -104,7 +111,7 @@ def row(name: str, run: str) -> Row:
     with patch.object(torch.cuda, "get_device_properties", lambda _: card):
         demand = demand_of(config, settings, run_id, torch.device("cuda"))
     ranks = settings.learner.ranks
-    kernels = kernels_a_layer(demand.adapter)
+    kernels = 0 if "linear_attention" in layer_kinds(config) else kernels_a_layer(demand.adapter)
     passes = 3 if demand.adapter else 4  # forward twice, gradients of activations, and those of weights
     products = passes * 2 * count_parameters(config, None).policy * episodes * LENGTH / ranks / PRODUCTS
     now = turns(episodes, demand.tokens, ranks, packed=settings.model.packing)
@@ -116,7 +123,7 @@ def row(name: str, run: str) -> Row:
         "trains": "adapters" if demand.adapter else "all weights",
         "micro-batch": f"{demand.tokens:,}",
         "memory": f"{sum(estimate(demand).values()):.0f} GiB",
-        "kernels a layer": f"{kernels}",
+        "kernels a layer": f"{kernels or '-'}",
         "turns of 8,192, padded": f"{turns(episodes, BEFORE, ranks, packed=False)}",
         "turns": f"{now}",
         "an update": f"{seconds:.0f} s",

@@ -204,7 +204,10 @@ def attend_each(
     window_size: Any,
     enable_gqa: bool,
 ) -> Tensor:
-    """Packed attention [t, H, D] by contexts, as the kernel takes it: halved, with starts of 32 bits on the device."""
+    """Packed attention [t, H, D] by segments, as the kernel takes it: halved, with starts of 32 bits on the device.
+
+    `starts` are of the queries and `ends` of the keys of each, whose last ones its queries stand at.
+    """
     if not all(isinstance(each, Pretended) for each in (q, k, v, starts, ends)):
         raise MixedDevices("the kernel for packed contexts was given a tensor of the CPU")
     if {q.dtype, k.dtype, v.dtype} != {v.dtype} or v.dtype.itemsize != 2 or starts.dtype is not torch.int32:
@@ -213,11 +216,12 @@ def attend_each(
     if MEMORY.counted:
         return attend(*parts, scale=scale)[0].transpose(0, 1)
     found, (before, _) = [], window_size
-    for start, stop in itertools.pairwise(starts.tolist()):
-        places = torch.arange(stop - start, device=q.device)
-        back = places[:, None] - places
+    spans = ([slice(*pair) for pair in itertools.pairwise(bounds.tolist())] for bounds in (starts, ends))
+    for queries, keys in zip(*spans, strict=True):
+        places = torch.arange(keys.stop - keys.start, device=q.device)
+        back = places[queries.start - queries.stop :, None] - places
         seen = (back >= 0) & ((back <= before) | (before < 0))
-        pieces = [each[:, :, start:stop] for each in parts]
+        pieces = [each[:, :, span] for each, span in zip(parts, (queries, keys, keys), strict=True)]
         found.append(F.scaled_dot_product_attention(*pieces, seen, scale=scale, enable_gqa=enable_gqa))
     return torch.cat(found, 2)[0].transpose(0, 1)
 

@@ -12,15 +12,14 @@ import os
 from pathlib import Path
 
 from agent_r1.evaluation.comparison import mean_cell
+from agent_r1.evaluation.protocols import training_questions
 from agent_r1.evaluation.scores import measured
 from agent_r1.evaluation.statistics import interval
-from agent_r1.inspection.profile import Player, differing_share, players_of, training_questions
+from agent_r1.inspection.profile import Player, differing_share, players_of
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import load
 from agent_r1.params.places import RunId
-from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
-from agent_r1.tables import read_rows
 from benchmarks.stored import Row, show
 from flows.policies import policy_of
 
@@ -33,15 +32,13 @@ def profiled(run: RunId) -> Row:
     train, settings = settings.run(run), settings.of(run)
     sampled = settings.evaluate.model_copy(update={"samples": SAMPLES, "temperature": 1.0})
     settings = settings.model_copy(update={"evaluate": sampled})
-    asked = training_questions(read_rows(settings.places.questions, Question), QUESTIONS, sampled.seed)
+    asked = training_questions(settings, QUESTIONS)
     policy = policy_of(settings, "")
     chat = Chat(load_tokenizer(policy.path, reads=settings.env.max_tokens))
-    base_model = policy.base_model(settings)
+    weights = policy.weights(settings)
     agents = {
         each.name: each
-        for each in players_of(
-            settings, asked, chat, lambda exam: exam.by_policy(policy.path, policy.updates, base_model, lambda: None)
-        )
+        for each in players_of(settings, asked, chat, lambda exam: exam.by_policy(weights, lambda: None))
     }
     first = agents["the policy"]
 

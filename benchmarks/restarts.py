@@ -130,7 +130,8 @@ def under_a_served_agent(restarts: int) -> int:
     with opened() as (policy, chat, shared):
         port = free_port()
         service = Service(Agent(policy, chat, shared), "agent")
-        server = Server(configured(service.app(), "127.0.0.1", port, Lasting))
+        app = service.app()
+        server = Server(configured(app, "127.0.0.1", port, Lasting(opens=app.opens)))
         shared.tools(0)
         thread = threading.Thread(target=lambda: shared.run(server.serve()))
         thread.start()

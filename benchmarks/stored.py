@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent_r1.facts import machine
+from agent_r1.surroundings import machine
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "docs" / "measured"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 from unittest.mock import patch
 
 import torch
@@ -199,11 +199,11 @@ def main() -> None:
     parser = options("Plants faults in weight transfers and counts those that are noticed.")
     parser.add_argument("--times", type=int, default=100, help="that each fault is planted")
     parser.add_argument("--shape", choices=SIZES, default="tiny")
+    parser.add_argument("--dtypes", nargs="+", choices=get_args(Dtype), default=["float32", "bfloat16"])
     given = parser.parse_args()
     torch.set_num_threads(1)
-    dtypes: list[Dtype] = ["float32", "bfloat16"]
     rows = list[Row]()
-    for dtype in dtypes:
+    for dtype in given.dtypes:
         kinds = (measure(dtype, given.times, adapters=adapters, shape=given.shape) for adapters in (False, True))
         for name, verdicts in chain.from_iterable(kinds):
             rows.append(

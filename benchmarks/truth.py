@@ -31,15 +31,15 @@ from torch.nn.functional import pad
 
 from agent_r1 import params
 from agent_r1.credit import own as own_rewards
-from agent_r1.credit.batch import Floats, groups_of, token_steps
+from agent_r1.credit.batch import groups_of, token_steps
 from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.base import Prefix
 from agent_r1.envs.kinds import KINDS, agent_of, attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.evaluation.statistics import Interval
-from agent_r1.inspection.replay import Configuration, Replayer, configurations, stored_run
-from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
+from agent_r1.inspection.replay import Configuration, Replayer, configurations
+from agent_r1.inspection.stored import PolicyOnDisk, StoredRun, stored_run
 from agent_r1.learn.gradients import join_credit, policy_pass
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import load_tokenizer
@@ -49,7 +49,7 @@ from agent_r1.params.places import RunId, adapter_in
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import TrainParams
 from agent_r1.pretrained import end_tokens
-from agent_r1.records import QA, Credit, Question, Trajectory
+from agent_r1.records import QA, Credit, Floats, Question, Trajectory, questions_by_id
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episode import Play
@@ -168,7 +168,7 @@ class Continuing:
 
     def __init__(self, stored: StoredRun, own: TrainParams, settings: Params, shared: Shared) -> None:
         self.stored, self.own, self.settings, self.shared = stored, own, settings, shared
-        self.questions = {each.question_id: each for each in read_rows(settings.places.questions, Question)}
+        self.questions = questions_by_id(read_rows(settings.places.questions, Question))
 
     def returns(self, chosen: Credited, times: int) -> tuple[Floats, list[Trajectory]]:
         """[S, N] the returns to go of the continuations, and some of those that have no prefix."""
@@ -208,7 +208,7 @@ class Continuing:
             attempts += [replace(attempt, prefix=prefix) for prefix in prefixes]
         play, seed, share = Play(iteration=first.iteration), seed_of(first, self.own), self.settings.env.aborted_share
         played = collect(engine, chat, attempts, self.shared, seed=seed, play=play)
-        rewards = own_rewards.load(self.own.credit.rewards)
+        rewards = own_rewards.functions(self.own.credit.rewards)
         played = own_rewards.state(rewards, played, self.questions, chat.decode, aborted_share=share)
         if cut := sum(each.aborted for each in played):
             raise ValueError(f"the world cut {cut} of {len(played)} continuations short; measure when it answers again")

@@ -27,7 +27,7 @@ from agent_r1.evaluation.statistics import interval
 from agent_r1.outside.gym_env import GymEnv, require_gymnasium
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import EnvParams
-from agent_r1.params.prepare import OthersParams
+from agent_r1.params.outside import OthersParams
 from agent_r1.params.sections import override, validated
 from agent_r1.seeds import derive
 from benchmarks.stored import Row, options, show

@@ -22,13 +22,14 @@ def main() -> None:
     from typer.main import get_command
 
     from agent_r1.harmless import harmless_lines
-    from agent_r1.surroundings import settle
+    from agent_r1.surroundings import settle, take_secrets
     from flows.commands import app
     from flows.stage import clean_end
 
     sys.argv[0] = PROGRAM  # MLflow shows it as the source of a run
     try:
         with clean_end():
+            take_secrets()
             settle()
             get_command(app).main(prog_name=PROGRAM)  # the app itself would format tracebacks
     except SystemExit as end:

@@ -15,7 +15,7 @@ from secrets import compare_digest
 
 from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agent_r1.params.sections import LOOPBACK
@@ -44,6 +44,8 @@ for (const [name, value] of Object.entries(%s)) localStorage[name] ??= JSON.stri
 </script>"""
 GATEWAY = "/ajax-api/2.0/mlflow/gateway-proxy"  # which MLflow's first page asks, and shows a refusal in red
 OPEN = ("/health", "/version")  # to everybody on this machine
+OLD_PAGE = re.compile(r"/(runs|flows|deployments|blocks|work-(pools|queues)|concurrency-limits|automations|events)/.+")
+TOLD = re.compile("/(version|docs|redoc|openapi)")  # what Prefect's server tells of itself outside of its API
 ROUTES = re.compile(
     r"""
     /|/health|/version|/static-files/.+|/graphql|/get-artifact|/model-versions/get-artifact|/v1/traces|
@@ -67,7 +69,8 @@ ROUTES = re.compile(
 def prefect() -> ASGIApp:
     """Wraps Prefect's app in a check of the Host header: a page whose name was made to lead here is answered 400.
 
-    The check is around the app and not in it, because Prefect sends requests to itself under a name of its own.
+    The check is around the app and not in it, because Prefect sends requests to itself under a name of its own. Links
+    that Prefect's commands print lead to its new page, unless the visitor went back to the old one.
     """
     end_with_parent()
     os.umask(0o077)  # its database holds logs and parameters
@@ -75,7 +78,22 @@ def prefect() -> ASGIApp:
     from prefect.server.api.server import create_app
 
     schedule_automations()
-    return TrustedHostMiddleware(create_app(), allowed_hosts=LOOPBACK)
+    app = create_app()
+    password = os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "")
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        closed = scope["type"] == "http" and TOLD.match(scope["path"])
+        refused = _unknown(Headers(scope=scope), password, "Prefect") if closed else None
+        await (refused or _new_page(scope) or app)(scope, receive, send)
+
+    return TrustedHostMiddleware(guarded, allowed_hosts=LOOPBACK)
+
+
+def _new_page(scope: Scope) -> Response | None:
+    path = scope.get("path", "")
+    if not OLD_PAGE.fullmatch(path) or "prefect_ui_version=v1" in Headers(scope=scope).get("cookie", ""):
+        return None
+    return RedirectResponse(f"/v2{path}")
 
 
 def mlflow() -> ASGIApp:
@@ -101,16 +119,23 @@ def mlflow() -> ASGIApp:
 def _refusal(path: str, headers: Headers, password: str) -> Response | None:
     if path in OPEN:
         return None
-    if password and not compare_digest(_sent(headers.get("authorization", "")), password.encode()):
-        challenge = {
-            "WWW-Authenticate": 'Basic realm="MLflow of agent_r1: any user, and the password of agent-r1 serving"'
-        }
-        return PlainTextResponse("MLflow asks for the password; `agent-r1 serving` says it", 401, challenge)
+    if refused := _unknown(headers, password, "MLflow"):
+        return refused
     if headers.get("origin") not in (None, f"http://{headers['host']}"):
         return PlainTextResponse("pages of other origins get no answer", 403)
     if path == GATEWAY:
         return JSONResponse({"endpoints": []})
     return None if ROUTES.fullmatch(path) else PlainTextResponse(f"this server does not offer {path}", 403)
+
+
+def _unknown(headers: Headers, password: str, server: str) -> Response | None:
+    """The refusal of a request without the password, if there is one."""
+    if not password or compare_digest(_sent(headers.get("authorization", "")), password.encode()):
+        return None
+    challenge = {
+        "WWW-Authenticate": f'Basic realm="{server} of agent_r1: any user, and the password of agent-r1 serving"'
+    }
+    return PlainTextResponse(f"{server} asks for the password; `agent-r1 serving` says it", 401, challenge)
 
 
 def _sent(authorization: str) -> bytes:

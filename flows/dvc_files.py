@@ -80,28 +80,33 @@ def _cut_off() -> list[Path]:
 
 
 def _is_whole(record: Path) -> bool:
-    with suppress(FileNotFoundError, UnicodeDecodeError, yaml.YAMLError):
-        content = yaml.safe_load(record.read_text())
+    with suppress(FileNotFoundError, yaml.YAMLError):
+        content = _read(record)
         return isinstance(content, dict) and (record == RUNNING or "stages" in content)
     return False
 
 
+def _read(record: Path) -> Any:
+    """A YAML file, by the reader in C: a sweep's dvc.lock has thousands of lines."""
+    return yaml.load(record.read_bytes(), yaml.CSafeLoader)
+
+
 def entries_of(lock: Path, output: Path) -> dict[str, Any]:
     """The entries of a dvc.lock's stages that make or read an output, by their names; none without such a file."""
-    stages = yaml.safe_load(lock.read_text())["stages"] if lock.exists() else {}
+    stages = _read(lock)["stages"] if lock.exists() else {}
     return {name: entry for name, entry in stages.items() if f"'{output}'" in str(entry)}
 
 
 def put_entries(lock: Path, entries: dict[str, Any]) -> None:
     """Puts entries of stages into a dvc.lock."""
-    content = yaml.safe_load(lock.read_text())
+    content = _read(lock)
     content["stages"] |= entries
     write_text(lock, yaml.safe_dump(content, sort_keys=False))
 
 
 def restorable(output: Path) -> bool:
     """Whether DVC's cache holds an output of a stage as it was recorded, so that `dvc checkout` brings it back."""
-    records = [yaml.safe_load(file.read_text()) for file in _records() if _is_whole(file)]
+    records = [_read(file) for file in _records() if _is_whole(file)]
     stages = [stage for record in records for stage in record["stages"].values()]
     outs = [out for stage in stages for out in stage.get("outs", ()) if out["path"] == str(output)]
     return any(_object(_cache(), out["md5"]).exists() for out in outs)
@@ -233,5 +238,5 @@ def recorded_md5(dvc_file: Path) -> str:
     """DVC's hash of the data of a file such as models/X.dvc; "" if there is no such file."""
     if not dvc_file.exists():
         return ""
-    [out] = yaml.safe_load(dvc_file.read_text())["outs"]
+    [out] = _read(dvc_file)["outs"]
     return str(out["md5"])

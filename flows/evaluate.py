@@ -10,12 +10,11 @@ import json
 import logging
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from transformers import PreTrainedTokenizerBase
 
 from agent_r1 import params, tracking
 from agent_r1.costs import Costs, Purpose
@@ -23,14 +22,14 @@ from agent_r1.envs.kinds import require_playable
 from agent_r1.evaluation import scores
 from agent_r1.evaluation.protocols import SCRIPTED, open_exam, questions_under, with_endpoint
 from agent_r1.evaluation.transcript import plain_text, readable
-from agent_r1.files import METRICS, sha256, write_text
+from agent_r1.files import EVALUATION_HASHES, METRICS, remove_unfinished, sha256, write_json, write_text
 from agent_r1.gpus import visible_gpus
 from agent_r1.learn.checkpoint import PROGRESS
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import nearest
 from agent_r1.params.stages import PROTOCOLS, Protocol
-from agent_r1.records import GREEDY, Prediction, Question, Source, Trajectory, words_of
+from agent_r1.records import GREEDY, Metrics, Prediction, Question, Source, Trajectory, questions_by_id, words_of
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.prompts import UNANSWERED, without_room
 from agent_r1.tables import read_rows, write_rows
@@ -68,7 +67,10 @@ class Subject:
 
     policy: Policy
     protocol: Protocol
+    dataset: str | None  # whose questions it is asked; None for those of all
     label: str  # the name of the evaluation
+    folder: Path  # which gets its results
+    recurring: bool  # whether it stays beside earlier ones in MLflow
     name: str  # the `run` of its predictions: a run's or a baseline's name, else the label
     sweep: str
     training: Path | None = None  # the folder of its training, if the scores belong to that one's MLflow run
@@ -93,18 +95,23 @@ def subject_of(settings: Params, request: EvaluationRequest) -> Subject:
     trained_run = policy.run if not (policy.version or changes) else None
     label = request.as_label or "-".join([policy.name if policy.run else plain_name(name), *changes])
     if not LABEL.fullmatch(label):
-        remedy = "give --as a name of letters, digits, _, - and ., and . not first"
-        raise ValueError(f"{label!r} is to be a folder; {remedy}")
+        raise ValueError(
+            f"{label!r} is to be a folder; give --as a name of letters, digits, _, - and ., and . not first"
+        )
     owner = OF_A_SEED.sub("", label)
     if not trained_run and (changes or not baseline) and (owner in settings.runs or owner in scores.BASELINES):
         raise ValueError(f"{label!r} is the label of {owner}'s own evaluation; choose another with --as")
     graph = policy.run if policy.run and not policy.version else word
+    sweep = graph.sweep if isinstance(graph, RunId) else ""
     return Subject(
         policy=policy,
         protocol=baseline or request.protocol or "tool_call",
+        dataset=request.dataset,
         label=label,
+        folder=request.into or settings.places.evaluation(label, sweep),
+        recurring=request.into is not None,
         name=trained_run.name if trained_run else label,
-        sweep=graph.sweep if isinstance(graph, RunId) else "",
+        sweep=sweep,
         training=settings.places.training(trained_run) if trained_run else None,
     )
 
@@ -147,16 +154,14 @@ def evaluate(request: EvaluationRequest) -> None:
     if subject.label == scores.WITH_EXAMPLES:
         env = settings.env.model_copy(update={"examples": settings.evaluate.examples})
         settings = settings.model_copy(update={"env": env})
-    folder = request.into or settings.places.evaluation(subject.label, subject.sweep)
     policy = subject.policy
-    own_settings = with_endpoint(settings) if policy.remote else policy.as_trained(settings)
-    tracked = _examine(own_settings, subject, folder, request)
-    write_text(folder / "mlflow_run_id", tracked.run_id)
-    if not request.into and subject.label in settings.reported(subject.sweep):
-        files = [folder / name for name in ("predictions.parquet", "trajectories.parquet", "hashes.json")]
+    tracked = _examine(with_endpoint(settings) if policy.remote else policy.as_trained(settings), subject)
+    write_text(subject.folder / "mlflow_run_id", tracked.run_id)
+    if not subject.recurring and subject.label in settings.reported(subject.sweep):
+        files = [subject.folder / name for name in ("predictions.parquet", "trajectories.parquet", EVALUATION_HASHES)]
         files += [subject.training / METRICS, subject.training / "checkpoint" / PROGRESS] if subject.training else []
         hashes = {str(path): sha256(path) for path in files}
-        _write_json(folder.parents[1] / f"compared/{subject.label}.json", hashes)
+        write_json(subject.folder.parents[1] / f"compared/{subject.label}.json", hashes)
 
 
 class ExamResult(NamedTuple):
@@ -165,27 +170,28 @@ class ExamResult(NamedTuple):
     questions: list[Question]
     trajectories: list[Trajectory]
     hashes: dict[str, str]  # of the conditions under which they came about, and of the policy
-    tool_use: dict[str, float]  # the use of tools
-    tokenizer: PreTrainedTokenizerBase
+    tool_use: Metrics  # the use of tools
     chat: Chat
 
 
-def _examine(settings: Params, subject: Subject, folder: Path, request: EvaluationRequest) -> tracking.Run:
-    """Asks, grades, and writes the results to the folder and to MLflow."""
+def _examine(settings: Params, subject: Subject) -> tracking.Run:
+    """Asks, grades, and writes the results to the subject's folder and to MLflow."""
     start_s = time.time()
+    folder = subject.folder
+    remove_unfinished(folder)
     costs = Costs()
     costs.spent["cost/evaluation_core_s"] = time.process_time()  # that it took to get here
     answers = folder.with_name(f"{folder.name}.answers.jsonl")
-    result = _attempt(settings, subject, request.dataset, answers, costs)
-    measures = _grade(settings, subject, result, folder)
+    result = _attempt(settings, subject, answers, costs)
+    measures = _grade(settings, subject, result)
     answers.unlink(missing_ok=True)
     costs.charge(Purpose.EVALUATION)
     spent = {name: value for name, value in costs.spent.items() if "evaluation" in name}  # the engine's memory is gone
     write_text(folder / METRICS, json.dumps(spent) + "\n")
     tracked = tracking.run_of(subject.training) if subject.training else None
-    tracked = tracked or _run_of_its_own(settings, subject, request, start_s)
-    _tie(tracked, settings, request.dataset, result)
-    is_whole = not request.dataset and subject.protocol == "tool_call"
+    tracked = tracked or _run_of_its_own(settings, subject, start_s)
+    _tie(tracked, settings, subject.dataset, result)
+    is_whole = not subject.dataset and subject.protocol == "tool_call"
     tracked.final(measures | spent, subject.policy.version.tag if subject.policy.version and is_whole else "")
     logger.info("%s", scores.in_words(measures, words_of(result.questions).right))
     _warn(settings, subject, result)
@@ -193,8 +199,9 @@ def _examine(settings: Params, subject: Subject, folder: Path, request: Evaluati
     return tracked
 
 
-def _grade(settings: Params, subject: Subject, result: ExamResult, folder: Path) -> dict[str, float]:
-    """The scores of a result. Writes them, the answers and their conditions to the folder."""
+def _grade(settings: Params, subject: Subject, result: ExamResult) -> Metrics:
+    """The scores of a result. Writes them, the answers and their conditions to the subject's folder."""
+    folder = subject.folder
     seed = settings.evaluate.seed if subject.policy.seed is None else subject.policy.seed
     predictions = scores.predict(result.trajectories, result.questions, subject.name, seed)
     measures = scores.score(predictions, result.questions, settings.evaluate) | scores.outcomes(result.trajectories)
@@ -203,8 +210,8 @@ def _grade(settings: Params, subject: Subject, result: ExamResult, folder: Path)
     write_rows(folder / "predictions.parquet", predictions, Prediction)
     write_rows(folder / "trajectories.parquet", result.trajectories, Trajectory)
     means = {name: value for name, value in measures.items() if not name.endswith(scores.BOUNDS)}  # bounds are redrawn
-    _write_json(folder / "scores.json", means)
-    _write_json(folder / "hashes.json", result.hashes)
+    write_json(folder / "scores.json", means)
+    write_json(folder / EVALUATION_HASHES, result.hashes)
     return measures
 
 
@@ -224,23 +231,19 @@ def _tie(tracked: tracking.Run, settings: Params, dataset: str | None, result: E
     measured_on = {name: (settings.places.questions, digest)}
     tracked.uses(tracking.prepared(settings, result.hashes) | measured_on, "test")
     tracking.keep_questions(name, digest, result.questions)
-    prompt = str(result.tokenizer.decode(result.trajectories[0].ids(slice(None), Source.PROMPT)))
+    prompt = str(result.chat.tokenizer.decode(result.trajectories[0].ids(slice(None), Source.PROMPT)))
     tracking.keep_prompt(tracked.run_id, f"{settings.places.model}-prompt", result.hashes["prompt"], prompt)
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def _samples(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     return [trajectory for trajectory in trajectories if trajectory.sample != GREEDY]
 
 
-def _questions(settings: Params, protocol: Protocol, dataset: str | None) -> list[Question]:
-    """The test questions that a protocol is asked. A ValueError says which cannot be played."""
-    prepared = [row for row in read_rows(settings.places.questions, Question) if dataset in (None, row.dataset)]
+def _questions(settings: Params, subject: Subject) -> list[Question]:
+    """The test questions that a subject is asked. A ValueError says which cannot be played."""
+    prepared = [row for row in read_rows(settings.places.questions, Question) if subject.dataset in (None, row.dataset)]
     drawn = scores.asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
-    questions = questions_under(protocol, drawn)
+    questions = questions_under(subject.protocol, drawn)
     require_playable(questions, settings.env)
     logger.info("asking %d question%s", len(questions), "s" * (len(questions) > 1))
     return questions
@@ -248,26 +251,27 @@ def _questions(settings: Params, protocol: Protocol, dataset: str | None) -> lis
 
 def _show(tracked: tracking.Run, result: ExamResult) -> None:
     """Has MLflow show episodes as texts, and some of them as traces."""
-    for title, text in readable(result.trajectories, result.questions, plain_text(result.tokenizer)).items():
+    for title, text in readable(result.trajectories, result.questions, plain_text(result.chat.tokenizer)).items():
         tracked.text(text, f"examples/{title}.txt")
-    by_id = {question.question_id: question for question in result.questions}
+    by_id = questions_by_id(result.questions)
     stride = -(-len(result.trajectories) // TRACED)
     ids = [question.question_id for question in result.questions[::stride]]  # with all of their samples
     sample = [trajectory for trajectory in result.trajectories if trajectory.question_id in ids]
     episodes = [tracking.Rewarded("test", by_id[trajectory.question_id], trajectory) for trajectory in sample]
-    tracking.log_traces(tracked.run_id, episodes, lambda token_ids: str(result.tokenizer.decode(list(token_ids))))
+    decode = result.chat.tokenizer.decode
+    tracking.log_traces(tracked.run_id, episodes, lambda token_ids: str(decode(list(token_ids))))
 
 
-def _attempt(settings: Params, subject: Subject, dataset: str | None, answers: Path, costs: Costs) -> ExamResult:
+def _attempt(settings: Params, subject: Subject, answers: Path, costs: Costs) -> ExamResult:
     """Has the subject attempt every question; only a policy of this machine needs the accelerator.
 
     A server's `answers` are kept in a file. Raises as `without_room`.
     """
-    questions = _questions(settings, subject.protocol, dataset)
+    questions = _questions(settings, subject)
     policy = subject.policy
-    tokenizer, chat = policy.read(settings)
-    base = policy.base_model(settings)
-    rounded = base is None and policy.would_round(settings)
+    chat = policy.chat(settings)
+    weights = policy.weights(settings)
+    rounded = weights.beneath is None and policy.would_round(settings)
     with open_exam(subject.protocol, questions, chat, settings, greedily=True) as exam:
         without_room(exam.attempts, chat, exam.shared, "test questions", UNANSWERED)
         hashes = exam.conditions(rounded=rounded, engine=TEXT_LEVEL if policy.remote else "")
@@ -277,26 +281,39 @@ def _attempt(settings: Params, subject: Subject, dataset: str | None, answers: P
             elif policy.remote:
                 answers.parent.mkdir(parents=True, exist_ok=True)
                 trajectories = exam.by_endpoint(*policy.remote, on_end, answers)
-                hashes["limits"] += "".join(f", without {name}" for name in sorted(policy.remote[0].untold))
+                hashes["limits"] += "".join(f", without {option}" for option in sorted(policy.remote[0].untold))
             else:
-                costs.charge(Purpose.EVALUATION)
-                with accelerator(settings.operate.side_by_side, settings.engine.gpus):
-                    costs.charge(Purpose.WAITING)
-                    costs.devices = len(visible_gpus()) or 1
-                    trajectories = exam.by_policy(policy.path, policy.updates, base, on_end)
+                with _accelerator(settings, costs):
+                    trajectories = exam.by_policy(weights, on_end)
         hashes["policy"] = subject.protocol if subject.protocol in SCRIPTED else policy.identity()
-        tool_use = exam.shared.use_of_tools(_samples(trajectories))
-        return ExamResult(questions, trajectories, hashes, tool_use, tokenizer, chat)
+        return ExamResult(
+            questions=questions,
+            trajectories=trajectories,
+            hashes=hashes,
+            tool_use=exam.shared.use_of_tools(_samples(trajectories)),
+            chat=chat,
+        )
 
 
-def _run_of_its_own(settings: Params, subject: Subject, request: EvaluationRequest, start_s: float) -> tracking.Run:
+@contextmanager
+def _accelerator(settings: Params, costs: Costs) -> Iterator[None]:
+    """The accelerator, for which others may be waited; the time of that is charged apart."""
+    costs.charge(Purpose.EVALUATION)
+    with accelerator(settings.operate.side_by_side, settings.engine.gpus):
+        costs.charge(Purpose.WAITING)
+        costs.devices = len(visible_gpus()) or 1
+        yield
+
+
+def _run_of_its_own(settings: Params, subject: Subject, start_s: float) -> tracking.Run:
     policy = subject.policy
-    tags = tracking.provenance(request.dataset or settings.prepare.dataset, subject.sweep)
+    tags = tracking.provenance(subject.dataset or settings.prepare.dataset, subject.sweep)
     if policy.version:
         tags[VERSION_TAG] = policy.version.tag
     tags[KIND_TAG] = "baseline" if subject.label in scores.BASELINES else "evaluation"
     parameters = subject.parameters(settings) | {"protocol": subject.protocol}
     about = f"{policy.title[0].upper()}{policy.title[1:]} {PROTOCOLS[subject.protocol]}."
-    recurring = request.into is not None
-    with tracking.start(subject.label, parameters, tags, about=about, recurring=recurring, began_s=start_s) as run:
+    with tracking.start(
+        subject.label, parameters, tags, about=about, recurring=subject.recurring, began_s=start_s
+    ) as run:
         return run

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -90,9 +91,7 @@ def _noted(stage: dict[str, Any], item: dict[str, str]) -> tuple[list[str], list
 
 def require_unedited() -> None:
     """Raises Edited with the differences if DVC would record this stage as made of something else than it was."""
-    from agent_r1.facts import differences, differing, some  # not before the code was noted
-    from agent_r1.params.sections import flatten
-    from flows.dvc_files import ask_dvc
+    from agent_r1.facts import some  # not before the code was noted
 
     address = os.environ.get(OF_STAGE)
     at_start = stage_at_start()
@@ -100,16 +99,23 @@ def require_unedited() -> None:
         if address:
             logger.warning("dvc.yaml has another command for stage %s: edits while it runs are not noticed", address)
         return
-    params, deps, parts = at_start
+    if edits := _edits(*at_start):
+        problem = f"edited while stage {address} ran: {some(edits)}; dvc.lock stays as it was"
+        remedy = "Take the edits back, and the same command takes a finished training over"
+        raise Edited(f"{problem}. {remedy}; else it makes the stage anew")
+
+
+def _edits(params: list[str], deps: list[str], parts: Mapping[str, Any]) -> list[str]:
+    """How parameters and dependencies differ from what they were, but for files that DVC ignores."""
+    from agent_r1.facts import differences, differing
+    from agent_r1.params.sections import flatten
+    from flows.dvc_files import ask_dvc
+
     before = flatten(parts)
     after = flatten(_parts(params, deps))
     names = differing(before, after)
     ignored = ask_dvc("check-ignore", *names).stdout.splitlines() if names else []
-    edits = [line for name, line in zip(names, differences(before, after), strict=True) if name not in ignored]
-    if edits:
-        problem = f"edited while stage {address} ran: {some(edits)}; dvc.lock stays as it was"
-        remedy = "Take the edits back, and the same command takes a finished training over"
-        raise Edited(f"{problem}. {remedy}; else it makes the stage anew")
+    return [line for name, line in zip(names, differences(before, after), strict=True) if name not in ignored]
 
 
 def members(path: Path) -> list[Path]:

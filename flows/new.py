@@ -12,10 +12,10 @@ from string import Template
 from agent_r1 import own_code, params
 from agent_r1.files import write_text
 from agent_r1.params.credit import LOGGED, RewardWeights
-from agent_r1.params.env import ToolsParams
 from agent_r1.params.places import RAW
 from agent_r1.params.prepare import BUILT_IN
 from agent_r1.params.sections import nearest
+from agent_r1.params.tools import ToolsParams
 from agent_r1.records import Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows

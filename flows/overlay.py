@@ -1,8 +1,9 @@
 """Another scale: `agent-r1 overlay NAME` lays overlays/NAME.yaml over params.yaml, `overlay base` goes back.
 
 DVC reads fixed files, so the composition takes the place of params.yaml, and the base waits in overlays/base.yaml. An
-overlay holds differences: mappings are merged key by key, everything else is replaced. `places: own` are folders and
-names of the overlay's own. An overlay of the package need not be in the project.
+overlay holds differences: mappings are merged key by key, everything else is replaced. `over: [A, B]` are others that
+it is laid over, in this order. `places: own` are folders and names of the overlay's own. An overlay of the package need
+not be in the project.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ HEADER = re.compile(rf"# Composed of {BASE} and {FOLDER}/(?P<name>[\w.-]+)\.yaml
 # DVC's records of its outputs, and where a scale's wait while another one is laid.
 RECORDS = ("dvc.lock", "ablations/dvc.lock")
 WAITING = Path(".dvc/tmp/scales")
+Load = Callable[[str], Any]  # YAML as it says, or with the comments that `round_trip` keeps
 
 
 def switch(name: str) -> None:
@@ -58,19 +61,30 @@ def switch(name: str) -> None:
 
 def compose(base: str, name: str) -> str:
     """The text of params.yaml under an overlay, with the comments of the base."""
-    path, changes = read_overlay(name)
+    path, changes = read_overlay(name, round_trip().load)
     if changes.get("places") == "own":
         changes["places"] = {"scale": name} | {kind: f"scales/{name}/{kind}" for kind in ("data", "outputs")}
     body = laid_over(base, changes, str(path))
     return f"# Composed of {BASE} and {path} ({_digest(body)}); `agent-r1 overlay base` goes back.\n{body}"
 
 
-def read_overlay(name: str) -> tuple[Path, dict[str, Any]]:
+def read_overlay(name: str, load: Load) -> tuple[Path, dict[str, Any]]:
     """The file of an overlay, the project's own or the package's, and what it says. ValueError if there is none."""
+    path, changes = _read(name, load)
+    others = changes.pop("over", [])
+    if not isinstance(others, list) or not all(isinstance(other, str) for other in others):
+        raise ValueError(f"{path}: over must be a list of overlays, such as [qwen2.5-3b, open]; got {others!r}")
+    merged: dict[str, Any] = {}
+    for other in others:
+        merged = override(merged, _read(other, load)[1])
+    return path, override(merged, changes)
+
+
+def _read(name: str, load: Load) -> tuple[Path, dict[str, Any]]:
     files = _files()
     if name not in files:
         raise ValueError(f"there is no overlay {name!r}{nearest(name, sorted({*files, BASE.stem}))}")
-    changes = round_trip().load(files[name])
+    changes = load(files[name].read_text())
     if not isinstance(changes, dict):
         raise ValueError(f"{files[name]}: expected a mapping of what differs, found {type(changes).__name__}")
     return files[name], changes
@@ -80,11 +94,11 @@ def of_models() -> dict[str, Params]:
     """The parameters of each overlay that names a model, by its name."""
     base = yaml.safe_load(_base())
     tuple(bring_up(base))
-    overlays = {name: yaml.safe_load(path.read_text()) for name, path in sorted(_files().items())}
+    overlays = {name: read_overlay(name, yaml.safe_load)[1] for name in sorted(_files())}
     return {
         name: validated(Params, override(base, overlay | {"places": {}}), name)
         for name, overlay in overlays.items()
-        if isinstance(overlay, dict) and "path" in overlay.get("model", {})
+        if "path" in overlay.get("model", {})
     }
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -58,7 +58,6 @@ _COUNTED = re.compile(r"(?P<name>[^:]+): iteration .*; (?P<done>\d+) of (?:at mo
 NEWS_S = 5.0  # between two writings of a stage's progress
 
 logger = logging.getLogger(__name__)
-keep_results_own()  # Prefect hears of states once it has imported this module, before it calls the flow
 
 
 def run_command(stage: str, *arguments: str) -> None:
@@ -198,23 +197,31 @@ def _follow(stage: str, command: Sequence[str], beside: SideBySide, *, alone: bo
         beside.line(stage) as show,
         processes.ended_after(process, timeout_s, beside.over) as late,
     ):
-        progress = IterationsDone()
-        for line in filter(str.strip, process.stdout or ()):
-            if not line.startswith(UNSAID):
-                text = _passed_on(line.rstrip())
-                show(text)
-                progress.tell(text)
+        _relay(process.stdout or (), show)
         code = process.wait()
     exit_code = Path(environment[EXIT_CODE_FILE])
+    why = "its own lines above say why"
     if exit_code.exists():
         code = int(exit_code.read_text())
         exit_code.unlink()
+    else:
+        why += ", and `exited with -9` that the system killed it, as it does when memory runs out"
     if late.is_set():
         reason = f"stage {name} took longer than {timeout_s:g} s and was ended; its lines above say what it was at"
         raise StageFailed(f"{reason}; raise operate.timeouts_s.{name} in params.yaml if it needs more")
     if code:
         fault = StageUnavailable if code == UNAVAILABLE else StageFailed
-        raise fault(f"stage {stage} failed with exit code {code}; its own lines above say why")
+        raise fault(f"stage {stage} failed with exit code {code}; {why}")
+
+
+def _relay(lines: Iterable[str], show: Callable[[str], None]) -> None:
+    """Logs and shows the lines of a stage as they come, and has Prefect show its iterations."""
+    progress = IterationsDone()
+    for line in filter(str.strip, lines):
+        if not line.startswith(UNSAID):
+            text = _passed_on(line.rstrip())
+            show(text)
+            progress.tell(text)
 
 
 @dataclass
@@ -312,6 +319,7 @@ def run_pipeline(sweep: str = "", pool: str = "") -> None:
     if pool and not processes.server_answers():
         raise OSError("a pool is on a Prefect server, and none answers; set PREFECT_API_URL to that of its workers")
     require_current()
+    keep_results_own()
     file = collect_graph(Path(sweep)) if sweep else "dvc.yaml"
     if not os.environ.get("PREFECT_API_URL") and not out_of_date("--with-deps", file):
         logger.info("everything is up to date")

@@ -15,13 +15,11 @@ from agent_r1.learn import checkpoint
 from agent_r1.params import Params
 from agent_r1.params.places import MODEL, PARAMS, REPRO, SCHEME, SWEEP, RunId, adapter_in, policy_in
 from agent_r1.params.sections import nearest
-from agent_r1.rollout.sampling import Beneath
+from agent_r1.rollout.sampling import Beneath, PolicyWeights
 from agent_r1.tracking import registry
 from flows.dvc_files import recorded_md5, require_listing, restorable, run_dvc
 
 if TYPE_CHECKING:  # slow, and not needed to name a policy
-    from transformers import PreTrainedTokenizerFast
-
     from agent_r1.rollout.chat import Chat
 
 logger = logging.getLogger(__name__)
@@ -74,8 +72,8 @@ class Policy:
 
         return compute_dtype(settings.model.dtype, default_device()) is not torch.float32
 
-    def read(self, settings: Params) -> tuple[PreTrainedTokenizerFast, Chat]:
-        """Its tokenizer and its renderer; a server's model has those of the warm start.
+    def chat(self, settings: Params) -> Chat:
+        """Its renderer, with its tokenizer; a server's model has those of the warm start.
 
         Raises ValueError for a model that `agent-r1 doctor model` refuses, unless it was trained here.
         """
@@ -88,10 +86,14 @@ class Policy:
             require_fit(self.path, settings)
         reads = 0 if self.remote else settings.env.max_tokens
         tokenizer = load_tokenizer(self.path, reads, settings.model.template)
-        return tokenizer, Chat(tokenizer, end_tokens(self.path))
+        return Chat(tokenizer, end_tokens(self.path))
 
-    def base_model(self, settings: Params) -> Beneath | None:
-        """The model beneath its adapters, None if its own weights run; ValueError for adapters that cannot run."""
+    def weights(self, settings: Params) -> PolicyWeights:
+        """Its weights, for engines of this machine; ValueError for adapters that cannot run."""
+        return PolicyWeights(self.path, self.updates, self._beneath(settings))
+
+    def _beneath(self, settings: Params) -> Beneath | None:
+        """The model beneath its adapters, None if its own weights run."""
         folder = Path(self.path)
         start = settings.places.warm_start
         alone = checkpoint.is_adapters_alone(folder)
@@ -131,6 +133,8 @@ def policy_of(settings: Params, word: RunId | str) -> Policy:
     if word.startswith(SCHEME):
         version = _registered(word, settings)
         return of_descriptor(version.descriptor, version)
+    if len(max(word.split("/"), key=len)) > 255:
+        raise ValueError(f"{word[:60]!r}... is the name of no policy: a file's has at most 255 characters")
     folder = Path(word).expanduser()
     if "/" not in word and word.partition("-")[0] in settings.runs:
         runs = [RunId.parse(word), RunId.parse(word, SWEEP)]

@@ -17,7 +17,7 @@ from agent_r1.params.places import PARAMS
 from agent_r1.params.sections import changed, override
 from flows.made_of import CODE, SHIPPED
 from flows.new import filled
-from flows.overlay import BASE, laid_over, read_overlay
+from flows.overlay import BASE, laid_over, read_overlay, round_trip
 from flows.package import HASHES, OWN, VERSION, code_hashes, installed, stages
 
 BASES = OWN / "shipped.json"  # the package's files as the project took them: the base of the next merge
@@ -48,7 +48,7 @@ def begin_project(folder: Path, overlay: str = "", assignments: Sequence[str] = 
     _require_place(folder)
     changes: dict[str, Any] = {}
     if overlay:
-        _, differences = read_overlay(overlay)
+        _, differences = read_overlay(overlay, round_trip().load)
         if differences.get("places") == "own":  # as the whole project is
             del differences["places"]
         changes = override({"places": {"scale": overlay}}, differences)

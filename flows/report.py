@@ -9,6 +9,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from agent_r1 import params, tracking
+from agent_r1.data.quality import Review
 from agent_r1.evaluation.comparison import Evaluation, read_evaluation
 from agent_r1.evaluation.plan import told_apart
 from agent_r1.evaluation.plots import Curve, along
@@ -17,15 +18,18 @@ from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.statistics import Interval
 from agent_r1.evaluation.sweep import SweptAgents, render_sweep
 from agent_r1.evaluation.transcript import plain_text
-from agent_r1.files import load_pretrained, read_metrics
-from agent_r1.learn.checkpoint import peek
+from agent_r1.files import EVALUATION_HASHES, load_pretrained, read_metrics
+from agent_r1.learn.checkpoint import Progress, peek
 from agent_r1.params.places import RunId
+from agent_r1.params.same_run import NOT_ONE_RUN
 from agent_r1.params.stages import Budget
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
 from agent_r1.tracking.store import comparison
 
 BESIDE = "report_beside"  # the folder of a report that no stage writes
+CHANGED = f"Settings changed while runs were trained; {NOT_ONE_RUN}"
+ANSWERABLE = "What is not in the passages, no search can find"
 
 logger = logging.getLogger(__name__)
 
@@ -40,26 +44,24 @@ def report(sweep: str = "", beside: str = "", over: Budget | None = None) -> Non
     if beside and sweep:
         raise ValueError("--beside adds to the report of repro_runs; leave out --sweep")
     settings = params.load()
-    places = settings.places
-    questions = read_rows(places.questions, Question)
-    into = places.report(sweep).with_name(BESIDE) if beside or over else places.report(sweep)
+    questions = read_rows(settings.places.questions, Question)
+    folder = settings.places.report(sweep)
+    into = folder.with_name(BESIDE) if beside or over else folder
     folders = _folders(settings, sweep, beside.split(",") if beside else [])
     evaluations = {name: read_evaluation(name, folder) for name, folder in folders.items()}
     members = _members(settings, sweep)
-    curves = {run: [_curve(places.training(member), over) for member in ids] for run, ids in members.items()}
+    curves = _curves(settings, members, over)
     scores = _render(settings, questions, evaluations, members, curves, into)
     _add_costs(settings, members, folders, scores, into)
+    if settings.search.own_passages:
+        add_notes(into, ANSWERABLE, [*Review(settings.places.questions, settings.places.passages).evidence()])
     if into.name == BESIDE:
         logger.info("the report is %s/report.md", into)
         return
-    write_scores(places.scores(sweep), scores)
-    write_curves(places.curves(sweep), curves)
+    write_scores(settings.places.scores(sweep), scores)
+    write_curves(settings.places.curves(sweep), curves)
     for name, evaluation in evaluations.items():
-        tracked = tracking.run_of(folders[name])
-        if tracked:
-            tracked.final(headline(score(evaluation.predictions, questions, settings.evaluate)))
-            for path in sorted(into.iterdir()):
-                tracked.artifact(path, "report")
+        _log(folders[name], headline(score(evaluation.predictions, questions, settings.evaluate)), into)
     logger.info("the report is %s/report.md; `agent-r1 serving --only-mlflow` shows the runs side by side:", into)
     logger.info("%s", comparison())
 
@@ -68,9 +70,25 @@ def _folders(settings: params.Params, sweep: str, further: Sequence[str]) -> dic
     """The folders of the evaluations in a report, with further ones. FileNotFoundError if one of these is not there."""
     folders = {name: settings.places.evaluation(name, sweep) for name in [*settings.reported(sweep), *further]}
     for name in further:
-        if not (folders[name] / "hashes.json").exists():
+        if not (folders[name] / EVALUATION_HASHES).exists():
             raise FileNotFoundError(f"there is no evaluation {name!r} in {folders[name].parent}; evaluate it first")
     return folders
+
+
+def _log(evaluation: Path, measures: Mapping[str, float], report: Path) -> None:
+    """Gives an evaluation's MLflow run its scores and the files of a report, if the store has the run."""
+    tracked = tracking.run_of(evaluation)
+    if tracked:
+        tracked.final(measures)
+        tracked.report(report)
+
+
+def _curves(
+    settings: params.Params, members: Mapping[str, list[RunId]], budget: Budget | None
+) -> dict[str, list[Curve]]:
+    """The curves of every run's trainings, over a budget if there is one."""
+    places = settings.places
+    return {run: [_curve(places.training(member), budget) for member in ids] for run, ids in members.items()}
 
 
 def _curve(training: Path, budget: Budget | None) -> Curve:
@@ -86,11 +104,21 @@ def _add_costs(
     into: Path,
 ) -> None:
     """Adds notes on trainings whose settings changed, and the table of costs, to a report."""
-    trainings = {member: settings.places.training(member) for ids in members.values() for member in ids}
-    records = {member.label: peek(folder / "checkpoint") for member, folder in trainings.items()}
-    add_notes(into, [f"{label} {change}" for label, record in records.items() if record for change in record.changes])
-    pairs = {run: [(trainings[member], folders[member.label]) for member in ids] for run, ids in members.items()}
-    write_costs(into, pairs, scores, settings.evaluate.price_per_device_hour)
+    records = _records(settings, members)
+    add_notes(into, CHANGED, [f"{label} {change}" for label, record in records.items() for change in record.changes])
+    machines = dict.fromkeys(name for record in records.values() for _, name in record.machines)
+    pairs = {
+        run: [(settings.places.training(member), folders[member.label]) for member in ids]
+        for run, ids in members.items()
+    }
+    write_costs(into, pairs, scores, settings.evaluate.price_per_device_hour, [*machines])
+
+
+def _records(settings: params.Params, members: Mapping[str, list[RunId]]) -> dict[str, Progress]:
+    """What the checkpoint of every training tells of it, by the training's label."""
+    trainings = {member.label: settings.places.training(member) for ids in members.values() for member in ids}
+    records = {label: peek(folder / "checkpoint") for label, folder in trainings.items()}
+    return {label: record for label, record in records.items() if record}
 
 
 def _members(settings: params.Params, sweep: str) -> dict[str, list[RunId]]:
@@ -110,15 +138,25 @@ def _render(
     into: Path,
 ) -> dict[str, Interval]:
     """Writes a report's page and pictures; returns the success of every agent."""
-    ablations = settings.ablations
-    [first, *_] = members.values()
-    sweep = first[0].sweep
+    sweep = next(iter(members.values()))[0].sweep
     plan = told_apart(settings, sweep, min(map(len, members.values())), next(iter(evaluations.values())))
-    if not sweep:
-        decode = plain_text(load_pretrained(AutoTokenizer, settings.places.warm_start))
-        single = {run: curve for run, [curve] in curves.items()}
-        return render([*evaluations.values()], single, questions, decode, into, settings.evaluate, plan)
-    agents = SweptAgents(
+    if sweep:
+        agents = _swept(settings, evaluations, members, curves, plan)
+        return render_sweep(agents, questions, into, settings.evaluate)
+    decode = plain_text(load_pretrained(AutoTokenizer, settings.places.warm_start))
+    single = {run: curve for run, [curve] in curves.items()}
+    return render([*evaluations.values()], single, questions, decode, into, settings.evaluate, plan)
+
+
+def _swept(
+    settings: params.Params,
+    evaluations: Mapping[str, Evaluation],
+    members: Mapping[str, list[RunId]],
+    curves: Mapping[str, Sequence[Curve]],
+    plan: str,
+) -> SweptAgents:
+    ablations = settings.ablations
+    return SweptAgents(
         runs={run: [evaluations[member.label] for member in ids] for run, ids in members.items()},
         baselines=[evaluations[name] for name in ablations.baselines],
         curves=curves,
@@ -126,4 +164,3 @@ def _render(
         equal=ablations.equal,
         plan=plan,
     )
-    return render_sweep(agents, questions, into, settings.evaluate)

@@ -25,6 +25,7 @@ from agent_r1 import params
 from agent_r1.files import closed_folder, is_own, locked_some
 from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root, tracking_folder
 from agent_r1.replaced import keep_results_own
+from agent_r1.surroundings import keep_inside, pin_kernels
 from flows import processes
 from flows.dvc_files import keep_records
 from flows.made_of import OF_STAGE, Edited, require_unedited, stage_of
@@ -136,8 +137,8 @@ def report_to_own_server() -> None:
     if not api_url:
         return
     os.environ["PREFECT_API_URL"] = api_url
-    if password := kept_password():
-        os.environ.setdefault(processes.OF_CLIENTS, password)
+    if processes.OF_CLIENTS not in os.environ and (password := kept_password()):
+        keep_inside({processes.OF_CLIENTS: password})
 
 
 def kept_password() -> str:
@@ -190,12 +191,15 @@ def leave_code(code: int) -> None:
         Path(os.environ[EXIT_CODE_FILE]).write_text(str(code))
 
 
-def prepare_process() -> None:
+def prepare_process() -> params.Params | None:
     """Makes a command the same process wherever it is started: in the project's root, with `model.threads` threads.
+
+    Returns the parameters, or None where they cannot be read.
 
     Imports look in the root first, for the project's own tools, rewards and worlds; Python itself would look in the
     current folder for `python -m flows`, and in the script's folder for `agent-r1`. Must be called before torch is
     imported. If params.yaml cannot be read, the command itself says so. Other users may not enter the folders of locks.
+    Raises ValueError where `model.portable` asks for what the processor lacks.
     """
     on_cores = not any(map(os.path.exists, DRIVERS))
     for name, value in (ENVIRONMENT | KEEPING if on_cores else ENVIRONMENT).items():
@@ -208,19 +212,23 @@ def prepare_process() -> None:
         os.chdir(root)
         finish_update()
     except (ValueError, OSError):
-        return
+        return None
     sys.path.insert(0, str(root))
     for folder in (tracking_folder(), Path(".dvc/tmp").resolve()):  # the locks of the clone, and DVC's
         if folder.parent.exists() and is_own(folder.parent, stat.S_IFDIR, closed=0):
             with suppress(OSError):  # of a disk that can only be read
                 closed_folder(folder)
     try:
-        threads = params.load().model.threads
+        settings = params.load()
     except (ValueError, OSError):
-        return
+        return None
     for library in ("MKL", "OPENBLAS"):  # which these two would follow before it
         os.environ.pop(f"{library}_NUM_THREADS", None)
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # without it a vLLM engine cuts torch to one thread in this process
+    # Without it a vLLM engine cuts torch to one thread in this process.
+    os.environ["OMP_NUM_THREADS"] = str(settings.model.threads)
+    if settings.model.portable:
+        pin_kernels()
+    return settings
 
 
 @contextmanager

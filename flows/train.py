@@ -38,7 +38,8 @@ def train(run: RunId, fresh: bool = False) -> None:
     `fresh` starts over, and moves the earlier attempt aside. So do DVC and the pipeline where it is another run's.
     """
     settings = params.load().of(run)
-    assembly = Assembly(settings, run, settings.places.warm_start, teacher_of(settings, run))
+    teacher = teacher_of(settings, run)
+    assembly = Assembly(settings, run, settings.places.warm_start, teacher)
     for shortfall in shortfalls(settings):
         logger.warning(shortfall)
     with (

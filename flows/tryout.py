@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from agent_r1 import params
 from agent_r1.credit import own as own_rewards
-from agent_r1.credit.batch import Floats
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.envs.kinds import require_playable
-from agent_r1.evaluation.protocols import open_exam
+from agent_r1.evaluation.protocols import open_exam, training_questions
 from agent_r1.evaluation.transcript import LABEL, plain_text, transcript
 from agent_r1.harmless import harmless
 from agent_r1.learn.checkpoint import peek
+from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import RunId
-from agent_r1.records import Question, Trajectory
+from agent_r1.records import Question, Trajectory, questions_by_id
 from agent_r1.rollout.chat import Chat
-from agent_r1.tables import read_rows
 from agent_r1.tools.toolbox import require_own
 from agent_r1.training.findings import findings
 from flows.policies import Policy, policy_at, policy_of
@@ -39,10 +36,6 @@ def _greedily(run: RunId, seed: int, *, by_arrival: bool) -> params.Params:
     return settings.model_copy(update=changes)
 
 
-def _terms(parts: Mapping[str, Floats], weights: Mapping[str, float]) -> str:
-    return " + ".join(f"{name} {parts[name].sum():.3g} x {weight:g}" for name, weight in weights.items() if weight)
-
-
 def play(
     run: RunId, model: str, endpoint: str | None, *, episodes: int = 5, seed: int = 0, prompt: bool = False
 ) -> Iterator[str]:
@@ -54,25 +47,36 @@ def play(
     """
     credit = params.load().run(run).credit
     settings = _greedily(run, seed, by_arrival=bool(endpoint))
-    own_parts = own_rewards.load(credit.rewards)
+    own_parts = own_rewards.functions(credit.rewards)
     require_own(settings.env)
-    training = [row for row in read_rows(settings.places.questions, Question) if row.split == "train"]
-    questions = random.Random(seed).sample(training, min(episodes, len(training)))
-    require_playable(questions, settings.env)
-    word = model or (run if peek(settings.places.training(run) / "checkpoint") else "")
-    policy = policy_at(settings, endpoint, model) if endpoint else policy_of(settings, word)
-    tokenizer, chat = policy.read(settings)
-    rows = _played(policy, questions, chat, settings)
-    by_id = {question.question_id: question for question in questions}
-    rows = own_rewards.state(own_parts, rows, by_id, chat.decode, aborted_share=settings.env.aborted_share)
+    questions = questions_by_id(training_questions(settings, episodes))
+    policy = _policy(run, model, endpoint, settings)
+    chat = policy.chat(settings)
+    rows = _played(policy, [*questions.values()], chat, settings)
+    rows = own_rewards.state(own_parts, rows, questions, chat.decode, aborted_share=settings.env.aborted_share)
     returns = dict[str, float]()
     for row in rows:
-        rewards, parts = step_rewards(row, credit, settings.env.max_tokens)
-        returns[row.trajectory_id] = rewards.sum()
-        text = transcript(row, by_id[row.question_id], plain_text(tokenizer), with_prompt=prompt)
-        yield f"{text}\n{'reward':<{LABEL}}{rewards.sum():.3g} = {_terms(parts, credit.rewards.weights)}\n"
+        returns[row.trajectory_id], terms = _reward(row, credit, settings.env.max_tokens)
+        text = transcript(row, questions[row.question_id], plain_text(chat.tokenizer), with_prompt=prompt)
+        yield f"{text}\n{'reward':<{LABEL}}{terms}\n"
     yield f"{harmless(policy.title)}: {sum(row.success for row in rows):g} of {len(rows)} right"
-    yield from findings(rows, returns, questions, chat, tools=settings.env.agent is None)
+    yield from findings(rows, returns, [*questions.values()], chat, tools=settings.env.agent is None)
+
+
+def _policy(run: RunId, model: str, endpoint: str | None, settings: params.Params) -> Policy:
+    """The named policy, on this machine or at an endpoint; else the run's latest one, or the warm start."""
+    if endpoint:
+        return policy_at(settings, endpoint, model)
+    is_trained = peek(settings.places.training(run) / "checkpoint") is not None
+    return policy_of(settings, model or (run if is_trained else ""))
+
+
+def _reward(row: Trajectory, credit: CreditParams, max_tokens: int) -> tuple[float, str]:
+    """The return of an episode, and how its parts add up to it."""
+    rewards, parts = step_rewards(row, credit, max_tokens)
+    weights = credit.rewards.weights
+    terms = [f"{name} {parts[name].sum():.3g} x {weight:g}" for name, weight in weights.items() if weight]
+    return rewards.sum(), f"{rewards.sum():.3g} = {' + '.join(terms)}"
 
 
 def _played(policy: Policy, questions: Sequence[Question], chat: Chat, settings: params.Params) -> list[Trajectory]:
@@ -80,4 +84,4 @@ def _played(policy: Policy, questions: Sequence[Question], chat: Chat, settings:
     with open_exam("tool_call", questions, chat, settings) as exam, counted("playing", len(questions)) as on_end:
         if policy.remote:
             return exam.by_endpoint(*policy.remote, on_end)
-        return exam.by_policy(policy.path, policy.updates, policy.base_model(settings), on_end)
+        return exam.by_policy(policy.weights(settings), on_end)

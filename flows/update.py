@@ -7,7 +7,7 @@ import logging
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path
@@ -32,7 +32,8 @@ CONFLICT = re.compile(r"^<<<<<<< yours\n(.*?)^=======\n(.*?)^>>>>>>> package\n",
 BEHIND = """\
 So do the stages behind them, where an output differs. Unfinished trainings go on. Of finished ones that would be
 trained anew, `agent-r1 keep RUN` accepts one as it is once the project is updated; else it is moved aside, and
-`agent-r1 restore RUN` brings it back."""
+`agent-r1 restore RUN` brings it back. Before that `dvc repro index` and `dvc commit --force warm_start` accept a warm
+start."""
 UNDONE = "Nothing is changed before you say yes, here or by --yes."
 
 logger = logging.getLogger(__name__)
@@ -63,10 +64,7 @@ def plan() -> Update:
     files = {path: text for path, text in texts.items() if text is not None and text != _text(path)}
     if not files:
         return Update(files, "everything is up to date")
-    command = ["git", "status", "--porcelain", "--", *files]
-    edited = subprocess.run(command, capture_output=True, text=True).stdout.split()[1::2]
-    if edited:
-        raise ValueError(f"{some(edited)}: git does not keep your edits yet; commit them, and ask again")
+    _require_committed([*files])
     notes += [f"writes {path}" for path in files if path in shipped]
     notes += [*_reruns(yaml.safe_load(parameters)), UNDONE]
     return Update(files, "\n".join(notes))
@@ -84,6 +82,13 @@ def _require_ready() -> dict[str, Any]:
     if not isinstance(parameters, dict):
         raise ValueError(f"{PARAMS} cannot be read as YAML; mend it, or `git checkout {PARAMS}`, and ask again")
     return parameters
+
+
+def _require_committed(paths: Sequence[str]) -> None:
+    command = ["git", "status", "--porcelain", "--", *paths]
+    edited = subprocess.run(command, capture_output=True, text=True).stdout.split()[1::2]
+    if edited:
+        raise ValueError(f"{some(edited)}: git does not keep your edits yet; commit them, and ask again")
 
 
 def take(update: Update) -> None:
@@ -145,18 +150,22 @@ def _keys(parameters: Mapping[str, Any]) -> Iterator[str]:
             yield f"{PARAMS}: {row['key']}: {row['remedy']}"
 
 
+def _changes(entry: Mapping[str, Any], rooms: Mapping[str, list[str]], parameters: Mapping[str, Any]) -> list[str]:
+    """The rooms and parameters of an entry of DVC's record that are others by now."""
+    code = [Path(dep["path"]).stem for dep in entry.get("deps", ()) if Path(dep["path"]).parent == HASHES]
+    before = entry.get("params", {}).get(PARAMS, {})
+    after = {key: value_at(parameters, key) for key in before}
+    changes = [room for stage in code for room in rooms.get(stage, ())]
+    return changes + differences(flatten(before), flatten(after))
+
+
 def _reruns(parameters: Mapping[str, Any]) -> Iterator[str]:
     """The stages in DVC's records that would run again, by their reasons."""
     rooms = changed_rooms()
     reasons = defaultdict[str, list[str]](list)
     for record in filter(Path.exists, map(Path, RECORDS)):
-        for name, entry in yaml.safe_load(record.read_text())["stages"].items():
-            code = [Path(dep["path"]).stem for dep in entry.get("deps", ()) if Path(dep["path"]).parent == HASHES]
-            before = entry.get("params", {}).get(PARAMS, {})
-            after = {key: value_at(parameters, key) for key in before}
-            changes = [room for stage in code for room in rooms.get(stage, ())]
-            changes += differences(flatten(before), flatten(after))
-            if changes:
+        for name, entry in read_yaml(record)["stages"].items():
+            if changes := _changes(entry, rooms, parameters):
                 reasons[some(changes)].append(name)
     yield from (f"runs again: {some(names)} (changed: {reason})" for reason, names in reasons.items())
     if reasons:

@@ -11,14 +11,14 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1 import params
 from agent_r1.devices.sharing import Ranks
-from agent_r1.files import load_pretrained, model_hash, remove_folder, replaced_folder, trained_alone
+from agent_r1.files import load_pretrained, model_hash, remove_folder, replaced_folder, trained_alone, write_sums
 from agent_r1.identity import Identity
 from agent_r1.learn import memory
 from agent_r1.learn.adapter import save_merged
 from agent_r1.learn.model import load_policy, load_tokenizer
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import flatten
-from agent_r1.pretrained import compute_dtype, default_device
+from agent_r1.pretrained import compute_dtype, default_device, require_window
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
@@ -103,6 +103,7 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings:
 
             round_off(fresh)
         tokenizer.save_pretrained(fresh)
+        write_sums(fresh)
 
 
 def start() -> None:
@@ -133,7 +134,9 @@ def _check_memory(settings: params.Params, path: str) -> None:
     """Refuses a model that reads too little, or is too large for the runs or fine-tuning, before it is loaded."""
     require_fit(path, settings)
     config = load_pretrained(AutoConfig, path)
-    memory.check(config, settings, [RunId(run) for run in settings.repro_runs])
+    runs = [RunId(run) for run in settings.repro_runs]
+    require_window(config, max(settings.of(run).env.max_tokens for run in runs))
+    memory.check(config, settings, runs)
     if settings.warm_start.fine_tune:
         tokens = max(settings.warm_start.max_tokens_per_microbatch, settings.env.max_tokens)
         device = default_device()

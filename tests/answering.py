@@ -71,13 +71,30 @@ def noted_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waits
 
 
-def wait_until_healthy(url: str, process: subprocess.Popen[Any], said: Callable[[], object]) -> None:
-    """Waits for a server to answer. An AssertionError shows what it wrote if it has ended."""
+def wait_for(
+    condition: Callable[[], Any],
+    *processes: subprocess.Popen[Any],
+    said: Callable[[], object] | None = None,
+    pause_s: float = 0.1,
+) -> Any:
+    """What a condition gives once that is true. An AssertionError shows what a process wrote that ended meanwhile."""
     deadline = time.monotonic() + 600
-    while time.monotonic() < deadline:
+    while not (answer := condition()):
+        for process in processes:
+            assert process.poll() is None, (said or process.communicate)()
+        assert time.monotonic() < deadline, "nothing happened within ten minutes"
+        time.sleep(pause_s)
+    return answer
+
+
+def wait_until_healthy(
+    url: str, process: subprocess.Popen[Any], said: Callable[[], object], page: str = "/health", **headers: str
+) -> None:
+    """Waits for a server to answer."""
+
+    def is_healthy() -> bool:
         with suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", timeout=60).is_success:
-                return
-        assert process.poll() is None, said()
-        time.sleep(0.2)
-    raise AssertionError("no server after ten minutes")
+            return httpx.get(f"{url}{page}", headers=headers, timeout=60).is_success
+        return False
+
+    wait_for(is_healthy, process, said=said)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from mlflow import MlflowClient
+from playwright.sync_api import Browser, sync_playwright
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
@@ -47,6 +48,7 @@ TEXTS = [
     "The director of the film is Mara Quill. Mara Quill was born in Tesk in 1950. Tesk is a city in Veld.",
     "Search for facts, then answer. yes no <|im_end|> </tool_response>",
 ] * 20
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = "query passage : . a born city country in is mara norn quill tesk twin veld was where"
 
@@ -132,8 +134,11 @@ def bm25_index(tmp_path_factory: pytest.TempPathFactory) -> MakeIndex:
 
 @pytest.fixture(scope="session")
 def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_encoder(tmp_path_factory.mktemp("tiny_encoder"))
+
+
+def make_encoder(folder: Path) -> Path:
     """A BERT of one layer with random weights, and a tokenizer that knows a few words."""
-    folder = tmp_path_factory.mktemp("tiny_encoder")
     vocabulary = {word: i for i, word in enumerate([*SPECIAL, *WORDS.split()])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
@@ -205,9 +210,7 @@ def one_action_task(
     ) -> Task:
         of_test = {"dataset": "test", "split": "train", "gold_titles": []}
         pairs = answers.items()
-        questions = [
-            Question(**question_fields(text, text=text, answers=[answer], **of_test)) for text, answer in pairs
-        ]
+        questions = [Question(**question_fields(text, text=text, answers=[gold], **of_test)) for text, gold in pairs]
         chat = Chat(tiny_tokenizer)
         with Shared(env, index) as shared:
             shown = attempts_at(questions, shared, samples=64)
@@ -250,3 +253,22 @@ def open_training(tmp_path: Path) -> Callable[..., AbstractContextManager[Traini
             yield training
 
     return open_
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """The machine's browser, with a new profile."""
+    path = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if path is None:
+        pytest.skip(f"no browser: none of {', '.join(CHROMIUM)} is on the PATH (apt-get install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Its driver's event loop runs as long, and no other file's test may be inside of one."""
+    with chromium() as browser:
+        yield browser

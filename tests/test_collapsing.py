@@ -46,9 +46,7 @@ def history(task: Any, open_training: Callable[..., Any]) -> History:
 
 def seen(rows: list[dict[str, float]]) -> list[set[str]]:
     """The signs that are alarms after each iteration, under the project's own thresholds."""
-    return [
-        {alarm.sign for alarm in alarms(rows[:count], TRAIN.monitor, samples=8)} for count in range(1, len(rows) + 1)
-    ]
+    return [{alarm.sign for alarm in alarms(rows[:n], TRAIN.monitor, samples=8)} for n in range(1, len(rows) + 1)]
 
 
 def test_a_run_that_learns_shows_no_alarm(history: History) -> None:

@@ -104,11 +104,9 @@ def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
 def typed(project: Path) -> subprocess.CompletedProcess[str]:
     """The page's command as a user types it, in a folder inside the project."""
     [line] = re.findall(r"^```\n(echo .*)\n```$", (ROOT / "docs/extending.md").read_text(), re.MULTILINE)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    return subprocess.run(
-        line, shell=True, cwd=project / "data", env=environment, capture_output=True, text=True, check=False
-    )
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    return subprocess.run(line, shell=True, cwd=project / "data", env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow  # a process that imports all
@@ -231,3 +229,14 @@ def test_a_notebook_trains_and_asks(tiny_model: Path, tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", kernel], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "True 2 True\nTrue True\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("flock", 20), ("riddle", 8), ("game", 15), ("vf_agent", 15), ("inspect_agent", 15)]
+)
+def test_an_example_in_a_package_of_others_is_short(name: str, most: int) -> None:
+    """`python -m benchmarks.frameworks.pages` plays it, where its package is."""
+    text = (ROOT / "docs/environments.md").read_text()
+    [code] = re.findall(rf"```python\n# {name}\.py\n(.*?)```", text, re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= most
+    compile(code, name, "exec")

@@ -10,7 +10,18 @@ import pytest
 from huggingface_hub import constants
 
 from agent_r1 import files
-from agent_r1.files import closed_folder, first_error, locked, model_hash, replaced_folder, sha256, write_text
+from agent_r1.files import (
+    SUMS,
+    closed_folder,
+    first_error,
+    locked,
+    model_hash,
+    read_metrics,
+    replaced_folder,
+    sha256,
+    write_sums,
+    write_text,
+)
 from tests.cases import cases
 from tests.neighbour import UID, holding, needs_root, open_folder
 
@@ -26,6 +37,29 @@ def folder(path: Path, content: dict[str, str]) -> Path:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text)
     return path
+
+
+def test_a_folder_with_sums_is_refused_by_the_name_of_what_changed(tmp_path: Path) -> None:
+    """The sums change no hash, and `sha256sum -c` takes them."""
+    stored = folder(tmp_path / "of stage", {"a": "abc", "b/c": "d"})
+    plain = sha256(stored)
+    write_sums(stored)
+    assert sha256(stored) == plain
+    subprocess.run(["sha256sum", "--quiet", "-c", SUMS], cwd=stored, check=True)
+    (stored / "new").touch()
+    assert sha256(stored) != plain, "a file that was not there is another content, and no damage"
+    (stored / "b/c").write_text("e")
+    with pytest.raises(ValueError, match=r"b/c is missing or .* .`dvc checkout --force '\S+/of stage/b/c'`\) or rerun"):
+        sha256(stored)
+    (stored / "b/c").unlink()
+    with pytest.raises(ValueError, match="b/c is missing or not as it was written"):
+        sha256(stored)
+
+
+def test_metrics_that_are_cut_name_their_file(tmp_path: Path) -> None:
+    (tmp_path / files.METRICS).write_text('{"a": 1}\n{"a": ')
+    with pytest.raises(ValueError, match=r"metrics.jsonl is damaged .*`dvc checkout --force \S+metrics.jsonl`"):
+        read_metrics(tmp_path)
 
 
 def test_a_folder_is_its_names_and_bytes(tmp_path: Path) -> None:
@@ -52,9 +86,7 @@ def test_a_model_is_its_folder_or_the_commit_of_its_hub_id(tmp_path: Path, monke
             model_hash(missing)
 
 
-def test_a_folder_is_on_disk_before_it_takes_the_place_of_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_is_on_disk_before_the_old_one_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """File by file, then the folder's names, then the swap, then the names beside it."""
     done: list[str] = []
     sync, rename = files._sync, Path.rename
@@ -90,9 +122,7 @@ def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lack", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_refused_for_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: int
-) -> None:
+def test_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: int) -> None:
     """An OSError would say that the same may work later."""
 
     def flock(*_: object) -> None:

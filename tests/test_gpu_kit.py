@@ -28,6 +28,7 @@ def test_the_kit_measures_what_fits_and_names_what_it_leaves_out(tmp_path: Path)
         "CPU seconds between rounds",
         *(name + asked for name in sampled for asked in ("again", "reloaded", "rested")),
         "tiny: all weights, packed",
+        "tiny: all weights, packed and compiled",
         "tiny: all weights, offloaded",
     ]
     assert [part for part in parts if "left out" in part] == []

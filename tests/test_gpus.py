@@ -17,9 +17,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     ("cuda", "told"),
     [((12, 8), "and runs CUDA 12.8 at most, while"), ((0, 0), "and has no libcuda.so.1 in this place,")],
 )
-def test_a_driver_that_cannot_run_torch_is_refused_and_the_cpu_does_not_step_in(
-    cuda: tuple[int, int], told: str, two_gpus: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_driver_refused(cuda: tuple[int, int], told: str, two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "driver_cuda", lambda: cuda)
     with pytest.raises(ValueError, match=f"the NVIDIA driver counts 2 GPUs, {told}"):
         default_device()
@@ -28,9 +26,7 @@ def test_a_driver_that_cannot_run_torch_is_refused_and_the_cpu_does_not_step_in(
 
 
 @pytest.mark.parametrize("cuda", [(13, 0), (13, 5), (14, 0)])
-def test_a_driver_of_the_major_version_will_do(
-    cuda: tuple[int, int], two_gpus: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_of_the_major_will_do(cuda: tuple[int, int], two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "driver_cuda", lambda: cuda)
     assert gpus.visible_gpus() == ["0", "1"]
     assert default_device().type == "cuda"

@@ -23,9 +23,7 @@ def test_hostile_inputs_are_refused_by_name_or_do_no_harm(kind: type[Kind], tmp_
 
 
 @pytest.mark.parametrize("part", ["_replacement", "_MARKUP", "CREDENTIALS", "_QUERY"])
-def test_a_text_that_is_not_made_harmless_is_noticed(
-    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_not_made_harmless_is_noticed(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part of `agent_r1.harmless` in turn lets everything pass, wherever it is used."""
     monkeypatch.setattr(harmless, part, str if part == "_replacement" else re.compile("(?!)()()"))
     made = Addresses(tmp_path)

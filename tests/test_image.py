@@ -44,12 +44,9 @@ def test_every_service_is_built_from_a_target_and_is_not_root(services: dict[str
 def test_services_know_each_other_by_name_and_password() -> None:
     server = SERVICES["prefect"]["environment"]["PREFECT_SERVER_API_AUTH_STRING"]
     for name in ("worker", "trainer"):
-        given = SERVICES[name]["environment"]
-        assert given["PREFECT_API_AUTH_STRING"] == server
-        assert {given["PREFECT_API_URL"], given["MLFLOW_TRACKING_URI"]} == {
-            "http://prefect:4200/api",
-            "http://mlflow:5000",
-        }
+        env = SERVICES[name]["environment"]
+        assert env["PREFECT_API_AUTH_STRING"] == server
+        assert {env["PREFECT_API_URL"], env["MLFLOW_TRACKING_URI"]} == {"http://prefect:4200/api", "http://mlflow:5000"}
     allowed = [each for each in SERVICES["mlflow"]["command"] if each.startswith("--allowed-hosts=mlflow:5000")]
     assert len(allowed) == 1
     published = [port for service in SERVICES.values() for port in service.get("ports", [])]

@@ -90,9 +90,7 @@ def test_a_demonstration_teaches_what_no_sample_shows(
     assert history[0]["update/episodes"] == 64
 
 
-def test_a_step_is_as_long_as_the_new_weights_are_far_from_the_old(
-    task: Any, open_training: Callable[..., Any]
-) -> None:
+def test_step_length_is_the_distance_of_weights(task: Any, open_training: Callable[..., Any]) -> None:
     """None while the critic trains alone; else the new policy's k3 on the episodes that proved the old one."""
     warming = {
         **UPDATE,
@@ -115,9 +113,7 @@ def test_a_step_is_as_long_as_the_new_weights_are_far_from_the_old(
         assert metrics["policy/kl_step"] > 0
 
 
-def test_weights_that_were_not_transferred_are_noticed(
-    task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_sampler_noticed(task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with open_training(task, {"credit": {"estimator": "grpo"}, "update": UPDATE}) as training:
         metrics = training.rollout(0) | training.credit(0) | training.update(0)
         training.conclude(0, judge([metrics], training.config, rollbacks=0))

@@ -94,9 +94,7 @@ def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
 
 
 @cases("held, asked, told")
-def test_make_installs_for_one_machine_and_nothing_over_another_s_packages(
-    held: str, asked: str, told: str, tmp_path: Path
-) -> None:
+def test_make_installs_for_one_machine_and_over_nothing(held: str, asked: str, told: str, tmp_path: Path) -> None:
     lay(tmp_path)
     (tmp_path / ".venv").mkdir()
     if held:
@@ -179,9 +177,7 @@ def uninstall_torch(venv: Path) -> None:
     subprocess.run([venv / "bin/python", "-m", "pip", "uninstall", "-q", "-y", "torch"], check=True)
 
 
-def test_torchs_cpu_wheel_is_asked_for_where_pytorch_has_it_and_only_then(
-    tmp_path: Path, empty_index: str, venv: Path
-) -> None:
+def test_torchs_cpu_wheel_is_asked_for_only_where_needed(tmp_path: Path, empty_index: str, venv: Path) -> None:
     own = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     own |= {"PATH": f"{venv}/bin:{os.environ['PATH']}", "PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": empty_index}
 
@@ -220,10 +216,8 @@ def test_uv_installs_where_it_is_and_pip_what_it_cannot_find(tmp_path: Path, emp
         command += [f"{name}={value}" for name, value in configured.items()]
         planned = subprocess.run([*command, ".venv/.installed"], cwd=ROOT, check=True, capture_output=True, text=True)
         [line] = [line for line in planned.stdout.splitlines() if "requirements/cpu.txt" in line]
-        environment = {"PIP_INDEX_URL": empty_index, **own, **configured}
-        done = subprocess.run(
-            ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
+        env = {"PIP_INDEX_URL": empty_index, **own, **configured}
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         return f"{done.returncode}\n{done.stdout}{done.stderr}"
 
     by_uv = installed(PIP_FIND_LINKS=str(wheels), PIP_INDEX_URL=empty_index)
@@ -242,9 +236,7 @@ def test_uv_installs_where_it_is_and_pip_what_it_cannot_find(tmp_path: Path, emp
 
 
 @cases("target, section, value")
-def test_names_of_params_reach_no_shell_before_they_are_checked(
-    tmp_path: Path, target: str, section: str, value: object
-) -> None:
+def test_params_names_reach_no_shell_unchecked(tmp_path: Path, target: str, section: str, value: object) -> None:
     """The graph in small: what the project's own puts into its commands."""
     lay(tmp_path)
     (tmp_path / ".dvc").mkdir()

@@ -27,6 +27,7 @@ SOURCES = {
     **dict(zip(replaced.PREFECT_RESULTS, ("2ba919b2", "0bfbfb9b", "60a72337", "d7b9c445"), strict=True)),
     replaced.PREFECT_LIBRARY: "57c2f279",
     replaced.PREFECT_AUTOMATIONS: "f1183cea",
+    **dict(zip(replaced.TORCH_SETS, ("5d3b08e2", "cd8eeae5"), strict=True)),
     replaced.TRANSFORMERS_READ: "75d2c48d",
 }
 

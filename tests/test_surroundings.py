@@ -3,6 +3,8 @@
 import os
 import resource
 import stat
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,3 +76,58 @@ def test_a_user_whose_home_cannot_be_written_to_gets_a_folder_of_its_own(
     assert (os.environ["HOME"], stat.S_IMODE(own.stat().st_mode)) == (str(own), 0o700)
     assert f"the home /nonexistent cannot be written to: {own} is used" in caplog.text
     assert os.environ.get("LOGNAME") == (None if account else "4000000000")
+
+
+@pytest.mark.parametrize("content", ["flags\t\t: fpu avx fma f16c\n", "Features\t: fp asimd sve\n", None])
+def test_kernels_are_not_pinned_on_a_processor_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    file = tmp_path / "cpuinfo"
+    if content:
+        file.write_text(content)
+    monkeypatch.setattr(surroundings, "_CPUINFO", file)
+    with pytest.raises(ValueError, match=r"model\.portable: true pins kernels to AVX2, .* lacks; set it to false"):
+        surroundings.pin_kernels()
+    assert not surroundings.are_pinned()
+    assert surroundings.machine().endswith("of an unnamed processor, without AVX2")
+
+
+@pytest.mark.parametrize(
+    ("flags", "pinned", "name"),
+    [
+        ("avx2 fma", False, "AVX2"),
+        ("avx2 fma avx512f", False, "AVX-512"),
+        ("avx2 fma avx512f", True, "AVX2"),
+    ],
+)
+def test_machine_names_the_instruction_set_of_its_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, pinned: bool, name: str
+) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(f"model name\t: EPYC\nflags\t\t: fpu {flags}\nmodel name\t: EPYC\nflags\t\t: fpu {flags}\n")
+    monkeypatch.setattr(surroundings, "_CPUINFO", file)
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    if pinned:
+        surroundings.pin_kernels()
+    assert surroundings.machine().endswith(f" of EPYC, {name}")
+
+
+PINNED = """
+from agent_r1.surroundings import are_pinned, pin_kernels
+
+pin_kernels()
+import numpy, torch, threadpoolctl
+from numpy._core._multiarray_umath import __cpu_features__ as sets
+from agent_r1.replaced import hide_wide_kernels
+
+hide_wide_kernels()
+blas = [pool["architecture"] for pool in threadpoolctl.threadpool_info() if "architecture" in pool]
+print(torch.backends.cpu.get_cpu_capability(), *blas, sets["AVX2"], sets["AVX512_SKX"], are_pinned())
+print(torch.cpu._is_avx512_supported(), torch.cpu._is_amx_tile_supported())
+"""
+
+
+@pytest.mark.skipif(not surroundings.processor_flags() >= {"avx2", "fma"}, reason="of a processor with AVX2")
+def test_pinned_kernels_are_those_of_avx2_in_torch_numpy_and_vllm() -> None:
+    process = subprocess.run([sys.executable, "-c", PINNED], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["AVX2", "Haswell", "True", "False", "True", "False", "False"]

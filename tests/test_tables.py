@@ -30,7 +30,17 @@ from agent_r1.records import (
     StopReason,
     Trajectory,
 )
-from agent_r1.tables import ROW_GROUP, SCHEMAS, STEP_TYPE, from_line, read_rows, row_writer, to_line, write_rows
+from agent_r1.tables import (
+    ROW_GROUP,
+    SCHEMAS,
+    STEP_TYPE,
+    from_line,
+    open_rows,
+    read_rows,
+    row_writer,
+    to_line,
+    write_rows,
+)
 from tests.trajectories import from_parts
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)  # surrogates are not text
@@ -117,9 +127,7 @@ def assert_same(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
 @settings(deadline=None, max_examples=30)
 @given(data=st.data())
-def test_every_record_comes_back_as_it_was(
-    kind: type, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_records_come_back_alike(kind: type, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     rows = data.draw(st.lists(RECORDS[kind], max_size=4))
     path = tmp_path_factory.getbasetemp() / f"{kind.__name__}.parquet"
     write_rows(path, rows, kind)
@@ -188,6 +196,24 @@ def test_a_file_with_a_flipped_bit_is_refused_or_read_as_it_was(tmp_path: Path, 
             refused.append(str(fault))
     assert len(refused) > 150
     assert all(message.startswith(str(path)) for message in refused)
+
+
+def test_column_with_the_pages_of_another_is_refused(tmp_path: Path) -> None:
+    """The footer, which has no checksum, says of the texts that they lie where the titles do."""
+    path = tmp_path / "passages.parquet"
+    rows = [Passage(passage_id=f"passage {n}", title=f"title {n}", text=f"texts {n}") for n in range(3)]
+    write_rows(path, rows, Passage)
+    content = path.read_bytes()
+    titles, texts = map(pq.read_metadata(path).row_group(0).column, (1, 2))
+    for name in ("dictionary_page_offset", "data_page_offset"):
+        other, own = (bytes([getattr(at, name) * 2 & 127 | 128, getattr(at, name) >> 6]) for at in (titles, texts))
+        place = content.rindex(own)
+        content = content[:place] + other + content[place + 2 :]
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"is damaged \(column text begins within another"):
+        read_rows(path, Passage)
+    with pytest.raises(ValueError, match=r"is damaged \(column text begins within another"), open_rows(path) as file:
+        file.read()
 
 
 def test_a_file_without_checksums_is_read_as_ever(tmp_path: Path) -> None:

@@ -50,7 +50,8 @@ def test_a_slice_that_ranks_share_counts_once_and_only_if_they_agree() -> None:
     assert differing(joined(ranks), {"head": -(2**63), "norm": 5, "unknown": 1}) == ["norm"]
 
 
-def test_a_model_is_summed_as_a_sampler_rounds_it() -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_model_is_summed_as_a_sampler_rounds_it(dtype: torch.dtype) -> None:
     whole = matrix(torch.float32)
     state = {"weight": whole, "steps": torch.tensor(3)}
-    assert sums_of(state.items(), torch.bfloat16) == {"weight": tensor_sum(whole.bfloat16())}
+    assert sums_of(state.items(), dtype) == {"weight": tensor_sum(whole.to(dtype))}

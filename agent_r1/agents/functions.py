@@ -35,6 +35,7 @@ def main(root: str, module: str, name: str) -> None:
     sys.path.insert(0, root)
     function = getattr(import_module(module), name)
     os.chdir(folder)
+    gc.freeze()  # forks share these objects, and nothing looks for garbage among them
     control.send(READY)
     if inspect.iscoroutinefunction(function):
         faulthandler.register(signal.SIGTERM, chain=True)  # says where a call blocks
@@ -49,7 +50,6 @@ def main(root: str, module: str, name: str) -> None:
         os._exit(0)
 
     sys.stdout.flush()
-    gc.freeze()  # forks share these objects
     serve(control, run)
 
 

@@ -9,6 +9,7 @@ import socket
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -17,21 +18,25 @@ from typing import Annotated, Any, Protocol, Self
 
 from pydantic import Field
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from agent_r1.agents.programs import Stated
 from agent_r1.agents.session import Session, offered
 from agent_r1.faults import ContextFull
 from agent_r1.http.completions import ModelServer, answered, received, refused
 from agent_r1.http.dialects.conversation import ChatRequest, Dialect, Refused, Reply, read
-from agent_r1.http.guard import Bounded, Unsignalled, configured, key_of
+from agent_r1.http.guard import Door, Unsignalled, configured, for_programs, key_of
+from agent_r1.records import Json
 from agent_r1.rollout.episodes import Act
 
 MODEL = "policy"  # the name of the only model
 MAX_BODY_BYTES = 1 << 23
+LARGE = 1 << 15  # bytes of a request from which on it is rendered in a thread: the loop goes on meanwhile
 _RETRIED = "x-stainless-retry-count"  # by OpenAI's client
 
 logger = logging.getLogger(__name__)
@@ -47,7 +52,7 @@ class Posted(Stated):
 class Asking:
     """A request that is answered."""
 
-    drawing: asyncio.Task[Reply]
+    drawing: asyncio.Task[Reply | Refused]  # a refusal is a result: an exception would keep the request
     gone: bool = False  # whether the connection that asked it is
 
 
@@ -62,6 +67,7 @@ class OpenEpisode:
         self._act = act
         self._episode = episode
         self._turn = nullcontext() if parallel else asyncio.Lock()
+        self._placing = asyncio.Lock()
         self._asked = dict[bytes, list[Asking]]()
         self.stored = dict[str, Any]()  # what requests of Responses may name
 
@@ -74,28 +80,30 @@ class OpenEpisode:
         same = self._asked.setdefault(blake2b(body).digest(), [])
         asking = same[-1] if again and same else next((twin for twin in same if twin.gone), None)
         if asking is None:
-            asking = Asking(asyncio.create_task(self._draw(chat_request)))
-            asking.drawing.add_done_callback(lambda drawing: drawing.cancelled() or drawing.exception())
+            asking = Asking(asyncio.create_task(self._draw(chat_request, large=len(body) > LARGE)))
             same.append(asking)
         asking.gone = False
         return asking
 
-    async def _draw(self, chat_request: ChatRequest) -> Reply:
+    async def _draw(self, chat_request: ChatRequest, *, large: bool) -> Reply | Refused:
         try:
+            self.session.require_room(chat_request)
             async with self._turn:
                 await asyncio.to_thread(offered, chat_request.spelled_schemas)  # keeps them: reading some takes seconds
-                place = self.session.place(chat_request)
+                async with self._placing:
+                    find = self.session.place
+                    place = await asyncio.to_thread(find, chat_request) if large else find(chat_request)
                 request, first = self.session.request(place, chat_request, self._episode)
                 action = await self._act(request)
                 return self.session.take(place, chat_request, request, first, action).reply(MODEL)
         except ContextFull as fault:
-            raise self.session.full(str(fault)) from None
-        except Refused:
-            raise
+            return self.session.full(str(fault))
+        except Refused as fault:
+            return copy(fault)
         except Exception as fault:
             if not self.broken.done():
                 self.broken.set_exception(fault)
-            raise Refused("the policy cannot answer any more", None, 503, "aborted") from None
+            return Refused("the policy cannot answer any more", None, 503, "aborted")
 
     def close(self) -> None:
         """Ends the requests that are under way."""
@@ -104,12 +112,8 @@ class OpenEpisode:
         self.broken.cancel()
 
 
-class Unhurried(Bounded):
-    """Connections of many requests, which may wait for an episode's other ones."""
-
-    seconds = 3600.0
-    most = 4096
-    again = True
+# Connections of many requests, which may wait for an episode's other ones.
+Unhurried = partial(Door, seconds=3600.0, most=4096, again=True)
 
 
 class Access(Protocol):
@@ -143,7 +147,9 @@ class Completions(ModelServer):
         again = request.headers.get(_RETRIED, "0") != "0"
         asking = access.of(chat_request).ask(chat_request, body, again=again)
 
-        def write(reply: Reply) -> str | dict[str, Any]:
+        def write(reply: Reply | Refused) -> list[str] | Json:
+            if isinstance(reply, Refused):
+                raise copy(reply)
             access.stored |= dialect.stored(chat_request, reply)
             return dialect.events(chat_request, reply) if chat_request.stream else dialect.write(chat_request, reply)
 
@@ -159,8 +165,10 @@ def application(routes: Sequence[Route]) -> Starlette:
 class Gateway(Completions):
     """The server of a stage. A key opens the session of its own episode alone, while that is under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: int) -> None:
+        """So many episodes are `expected` at a time."""
         super().__init__()
+        self._door = Unhurried(expected=expected, own=True, opens=self._opens)
         self._opened = dict[str, OpenEpisode]()
         self._rewards = dict[str, OpenEpisode]()
         self._over = set[str]()
@@ -168,16 +176,19 @@ class Gateway(Completions):
     async def __aenter__(self) -> Self:
         listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        self._server = Unsignalled(configured(self.app(), "127.0.0.1", 0, Unhurried))
-        self._serving = asyncio.create_task(self._server.serve([listening]))
+        self.server = Unsignalled(configured(self.app(), "127.0.0.1", 0, self._door))
+        self._serving = asyncio.create_task(self.server.serve([listening]))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.should_exit = self._server.force_exit = True
+        self.server.should_exit = self.server.force_exit = True
         await self._serving
 
-    def app(self) -> Starlette:
-        return application([*self.routes, Route("/v1/reward", self._reward, methods=["POST"])])
+    def app(self) -> ASGIApp:
+        return for_programs(application([*self.routes, Route("/v1/reward", self._reward, methods=["POST"])]))
+
+    def _opens(self, headers: Headers) -> bool:
+        return key_of(headers) in {*self._opened, *self._rewards}
 
     def open(self, episode: OpenEpisode) -> tuple[str, str]:
         """The client's key and the reward's of an episode that begins."""

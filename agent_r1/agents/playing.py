@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import tempfile
@@ -24,9 +25,10 @@ from agent_r1.envs.base import Attempt
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault
 from agent_r1.params.env import EnvParams
-from agent_r1.records import CallStatus, Outcome, Question, Source, Step, Trajectory
+from agent_r1.records import CallStatus, Metrics, Outcome, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episode import Play
+from agent_r1.rollout.codec import Encoded
+from agent_r1.rollout.episode import Play, Tape
 from agent_r1.rollout.episodes import Act, flowing, together, twice
 from agent_r1.rollout.sampling import Sampler
 from agent_r1.seeds import derive
@@ -44,18 +46,20 @@ class Outside:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:
-            self.gateway = await opening.enter_async_context(Gateway())
             agents = self._limits.agents
             most = max(agent.concurrency for agent in agents.values())
+            self.gateway = await opening.enter_async_context(Gateway(most))
             folder = Path(tempfile.mkdtemp(prefix="agent_r1_agents_"))
             self.programs = await opening.enter_async_context(Programs(agents, most, folder))
             self._open = opening.pop_all()
+        gc.freeze()  # what is imported is not searched for garbage, which would take half a second once an iteration
         return self
 
     async def __aexit__(self, *fault: Any) -> None:
+        gc.unfreeze()
         await self._open.__aexit__(*fault)
 
-    def take_measures(self) -> dict[str, float]:
+    def take_measures(self) -> Metrics:
         """The metrics of the episodes since the last call: means of an episode, and shares."""
         counts = self.counts
         self.counts = Counter[str]()
@@ -138,8 +142,8 @@ class Scene:
         session = Session(self._chat, self._limits, section, parts, play, self._examples if section.examples else ())
         episode = OpenEpisode(session, self._act, number, parallel=section.parallel, parts=section.rewards)
         ending, outcome = await self._run(attempt.agent, attempt.question, episode)
-        facts = _facts(ending, outcome, attempt.question, section.rewards)
-        row = _row(session, attempt, parts, play, outcome, ending.answer or "", facts)
+        tape = _taped(session, _facts(ending, outcome, attempt.question, section.rewards))
+        row = tape.trajectory(attempt, play, parts, outcome, ending.answer or "")
         ended = Ended(row, _counts(session, row, ending), ending.fault)
         self._note(ended)
         if play.over:
@@ -193,7 +197,8 @@ class Scene:
         faults = [episode.fault for episode in ended if episode.trajectory.aborted]
         first = min(self._limits.agents[agent].concurrency, episodes)
         if len(faults) == first == len(list(ended)):
-            raise ValueError(f"env.agents.{agent}: its first {first} episodes all failed, the last with {faults[-1]}")
+            kind = OSError if self._outside.gateway.server.starved_s else ValueError  # the first may pass
+            raise kind(f"env.agents.{agent}: its first {first} episodes all failed, the last with {faults[-1]}")
 
 
 def _journaled(path: Path) -> Iterable[tuple[int, Ended]]:
@@ -237,54 +242,27 @@ def _facts(ending: Ending, outcome: Outcome, question: Question, parts: Sequence
     return facts
 
 
-def _row(
-    session: Session,
-    attempt: Attempt,
-    parts: tuple[int | str, ...],
-    play: Play,
-    outcome: Outcome,
-    answer: str,
-    facts: Mapping[str, float],
-) -> Trajectory:
-    ids = list[int]()
-    source = list[int]()
-    logprobs = list[float]()
-    starts = list[int]()
-    steps = list[Step]()
+def _taped(session: Session, facts: Mapping[str, float]) -> Tape:
+    """An episode's tokens and steps; the last step has the facts. Actions of an earlier context are no steps."""
+    tape = Tape()
     stored = set[object]()
     for path in session.contexts():
-        starts.append(len(ids))
+        tape.begin()
         for drawn in path:
-            read = drawn.place.read
             action = drawn.action
-            start = len(ids) + len(read.ids)
-            ids += [*read.ids, *action.token_ids]
-            if drawn in stored:  # in an earlier context
-                source += [Source.PROMPT] * (len(ids) - len(source))
-                logprobs += [0.0] * (len(ids) - len(logprobs))
+            if drawn in stored:
+                ids = [*drawn.place.read.ids, *action.token_ids]
+                tape.read(Encoded(ids, [Source.PROMPT] * len(ids)))
                 continue
-            source += [*read.source, *[Source.ACTION] * len(action.token_ids)]
-            logprobs += [0.0] * len(read.ids) + action.logprobs.tolist()
-            steps.append(replace(drawn.step, action_start=start, action_stop=len(ids)))
             stored.add(drawn)
-    if steps:
-        steps[-1] = replace(steps[-1], rewards={**steps[-1].rewards, **facts})
-    return Trajectory(
-        trajectory_id=f"{play.iteration}/{attempt.question_id}/{attempt.sample}",
-        question_id=attempt.question_id,
-        group=attempt.group,
-        sample=attempt.sample,
-        seed=derive(*parts),
-        policy_version=play.policy_version,
-        iteration=play.iteration,
-        token_ids=np.array(ids, np.int32),
-        source=np.array(source, np.uint8),
-        logprobs=np.array(logprobs, np.float32),
-        context_starts=starts or [0],
-        steps=steps,
-        outcome=outcome,
-        answer=answer,
-    )
+            tape.read(drawn.place.read)
+            start = len(tape.ids)
+            tape.sample(action)
+            tape.steps.append(replace(drawn.step, action_start=start, action_stop=len(tape.ids)))
+    if tape.steps:
+        last = tape.steps[-1]
+        tape.steps[-1] = replace(last, rewards={**last.rewards, **facts})
+    return tape
 
 
 def _counts(session: Session, row: Trajectory, ending: Ending) -> dict[str, int]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
+from secrets import token_hex
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
@@ -21,18 +20,25 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agent_r1 import own_code
 from agent_r1.agents import supervisor
-from agent_r1.agents.supervisor import FOLDER, GRACE_S
+from agent_r1.agents.supervisor import FOLDER, GRACE_S, KEPT
 from agent_r1.agents.task import Ending, Task
 from agent_r1.files import closed_folder, remove_folder
 from agent_r1.harmless import harmless_lines
 from agent_r1.http.client import BadAnswerError, Client, RefusalError, parsed, read_key
-from agent_r1.params.env import AgentParams
+from agent_r1.params.agents import AgentParams
+from agent_r1.surroundings import is_secret
 
 KEY = "AGENT_R1_AGENT_KEY_"  # with a service's name in capitals: the bearer token that it is sent
-START_S = 120.0  # until a function is imported
+START_S = 600.0  # until a function is imported
 STOP_S = 4 * GRACE_S  # until a process that was asked to end has ended
-_SECRET = re.compile("KEY|TOKEN|SECRET|PASS", re.IGNORECASE)  # in the name of a variable
 _SHOWN = 2000  # characters of the last words of a program
+# Starts a function by any interpreter, which finds `agent_r1.agents`, and no other package of this one's.
+_START = """
+import runpy, sys, types
+package = sys.modules["agent_r1"] = types.ModuleType("agent_r1")
+package.__path__ = [sys.argv.pop(1)]
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -69,7 +75,6 @@ class Programs:
         """
         self._agents = agents
         self._folder = folder.absolute()
-        self._numbers = count()
         self._room = asyncio.Semaphore(concurrency)
         self._rooms = {name: asyncio.Semaphore(agent.concurrency) for name, agent in agents.items()}
         self._keys = {name: read_key(KEY, name) for name in agents}
@@ -112,35 +117,45 @@ class Programs:
         question = {"id": task.question_id, "text": task.text, "setup": task.setup, "strata": task.strata}
         request = {"question": question, "reward_key": task.reward_key}
         if section.url:
-            url = urlsplit(section.url)
-            service = Client(f"{url.scheme}://{url.netloc}", section.timeout_s, self._keys[agent])
-            answer = await service.answer("POST", url.path or "/", json.dumps(request | client), supervisor.KEPT)
-            return answer.require_ok(again=()).body.decode(errors="replace")
+            return await self._posted(agent, section.url, request | client)
         if section.function:
             return await (await self._function(agent)).call(self._order(asdict(task)), section.timeout_s)
-        of_anthropic = client | {"base_url": task.base_url.removesuffix("/v1")}  # its clients add the version
-        variables = {f"OPENAI_{name.upper()}": value for name, value in client.items()}
-        variables |= {f"ANTHROPIC_{name.upper()}": value for name, value in of_anthropic.items()}
-        order = self._order(request, command=self._commands[agent], environment=self._variables[agent] | variables)
+        environment = self._variables[agent] | _client_variables(client)
+        order = self._order(request, command=self._commands[agent], environment=environment)
         return await _last_line(await _sent(self._supervisor, order), section.timeout_s)
 
+    async def _posted(self, agent: str, address: str, content: Mapping[str, Any]) -> str:
+        """What the service of an agent answers."""
+        url = urlsplit(address)
+        service = Client(f"{url.scheme}://{url.netloc}", self._agents[agent].timeout_s, self._keys[agent])
+        answer = await service.answer("POST", url.path or "/", json.dumps(content), KEPT)
+        return answer.require_ok(again=()).body.decode(errors="replace")
+
     def _order(self, content: Any, **fields: Any) -> dict[str, Any]:
-        folder = str(self._folder / str(next(self._numbers)))
-        return {"input": json.dumps(content), "folder": folder, "grace_s": GRACE_S, **fields}
+        """An order in a folder that no other episode can foretell. Raises ValueError for too large a question."""
+        folder = str(self._folder / token_hex(8))
+        text = json.dumps(content)
+        if len(text) > KEPT:
+            raise ValueError(f"a program is told {KEPT} bytes of JSON at most, not {len(text)}: shorten {text[:60]}...")
+        return {"input": text, "folder": folder, "grace_s": GRACE_S, **fields}
 
     async def _function(self, agent: str) -> _Function:
         """The process of a function, a new one after its end; a ValueError says why there is none."""
         async with self._starting:
             if agent not in self._functions or self._functions[agent].is_over:
                 names = (self._agents[agent].function or "").split(":")
-                command = [sys.executable, "-P", "-m", "agent_r1.agents.functions", str(Path.cwd()), *names]
+                python = self._commands[agent] or [sys.executable]
+                module = [str(Path(supervisor.__file__).parents[1]), "agent_r1.agents.functions"]
+                command = [*python, "-P", "-c", _START, *module, str(Path.cwd()), *names]
                 order = self._order({}, command=command, environment=self._variables[agent]) | {"grace_s": 5 * GRACE_S}
                 control, function_end = socket.socketpair()
                 with function_end:
                     function = _Function(control, await _sent(self._supervisor, order, function_end))
                 self._functions[agent] = function
                 if not await function.is_ready():
-                    why = await function.end() or f"it was not imported within {START_S:g} s"
+                    words = (await function.end()).strip().rpartition("\n")[2]
+                    why = words or f"it was not imported within {START_S:g} s"
+                    why += f"; `python -c 'import {names[0]}'` in the project's root shows where"
                     raise ValueError(self._hidden(agent, f"env.agents.{agent}.function cannot be used: {why}"))
             return self._functions[agent]
 
@@ -149,11 +164,18 @@ class Programs:
 
     def _hidden(self, agent: str, words: str, task: Task | None = None) -> str:
         """Words that show no key of the episode or of the service, and no variable that looks like one."""
-        keys = [value for name, value in self._variables[agent].items() if _SECRET.search(name) and len(value) > 7]
+        keys = [value for name, value in self._variables[agent].items() if is_secret(name, value) and len(value) > 7]
         keys += [self._keys[agent], *((task.key, task.reward_key) if task else ())]
         for key in filter(None, keys):
             words = words.replace(key, "***")
         return harmless_lines(words)
+
+
+def _client_variables(client: Mapping[str, str]) -> dict[str, str]:
+    """The variables from which the clients of OpenAI and Anthropic take the endpoint of an episode."""
+    of_anthropic = {**client, "base_url": client["base_url"].removesuffix("/v1")}  # its clients add the version
+    variables = {f"OPENAI_{name.upper()}": value for name, value in client.items()}
+    return variables | {f"ANTHROPIC_{name.upper()}": value for name, value in of_anthropic.items()}
 
 
 class _Function:
@@ -273,8 +295,28 @@ async def _supervisor(folder: Path) -> AsyncIterator[socket.socket]:
             env={FOLDER: str(folder)},
             start_new_session=True,
         )
+    group = _cgroup(process.pid)
     try:
         yield stage_end
     finally:
         stage_end.close()
         await asyncio.to_thread(process.wait)
+        with suppress(OSError):
+            (group / "cgroup.kill").write_text("1")  # a program may have killed the supervisor
+        supervisor.remove(folder)
+        with suppress(OSError):
+            group.rmdir()  # or it stays, empty, where one needs a moment to end
+
+
+def _cgroup(leader: int) -> Path:
+    """A new cgroup (of version 2) of a process and all that it will start; no folder where this user may make none."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
+    for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+        group = Path(f"{root}{own}", f"agent_r1_{token_hex(8)}")
+        with suppress(OSError):
+            if (group.parent / "cgroup.procs").exists():
+                group.mkdir()
+                (group / "cgroup.procs").write_text(str(leader))
+                break
+    return group

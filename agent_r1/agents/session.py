@@ -34,7 +34,8 @@ from agent_r1.envs.base import (
 from agent_r1.envs.tool_env import canonical, think
 from agent_r1.http.client import in_words
 from agent_r1.http.dialects.conversation import ChatMessage, ChatRequest, Refused, Reply, ToolCall
-from agent_r1.params.env import AgentParams, EnvParams
+from agent_r1.params.agents import AgentParams
+from agent_r1.params.env import EnvParams
 from agent_r1.records import Call, CallStatus, Outcome, Source, Step, StopReason
 from agent_r1.rollout.calls import leniently
 from agent_r1.rollout.chat import Answering, Chat
@@ -43,13 +44,14 @@ from agent_r1.rollout.episode import Play, require_fit
 from agent_r1.rollout.sampling import Action, Request
 from agent_r1.seeds import derive
 from agent_r1.tools.arguments import ArgumentCheck
-from agent_r1.tools.base import function_schema
+from agent_r1.tools.base import function_schema, object_schema
 
 _OPEN = chr(0x10FFFC)  # before an earlier answer, which is looked for in a rendering
 _CLOSE = chr(0x10FFFD)  # after it
 _ANSWER = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _UNMARKED = str.maketrans({_OPEN: None, _CLOSE: None})
 _THOUGHT_END = "</think>"
+_MALFORMED = Call(status=CallStatus.MALFORMED)
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +83,7 @@ def offered(spelled: str) -> Offered:
                     raise ValueError('a tool is {"type": "function", "function": {"name": ...}}')
         if form:
             field, schema = form
-            function_schema("form", "", schema)
-            form_check = ArgumentCheck(schema)
+            form_check = ArgumentCheck(object_schema(schema))
     except ValueError as fault:
         raise Refused(f"{field}: {str(fault)[:400]}", field) from None
     return Offered(tools, arguments, form_check)
@@ -137,7 +138,7 @@ class GivenAction:
         return Reply(
             name=self.name,
             model=model,
-            thought=self.thought,
+            thoughts=[self.thought] if self.thought else (),
             content=self.content,
             calls=[ToolCall(name, *call) for name, call in self.calls],
             cut=self.action.stop_reason is StopReason.LENGTH,
@@ -188,6 +189,13 @@ class Session:
         self._by_text = dict[str, list[GivenAction]]()
         self._step_began_s = time.monotonic()
 
+    def require_room(self, chat_request: ChatRequest) -> None:
+        """Raises Refused for messages of more characters than the longest tokens could hold; nothing is rendered."""
+        characters = sum(len(message.text) for message in chat_request.messages if message.role != "assistant")
+        most = self._limits.max_tokens * self._chat.longest
+        if characters > most:
+            raise self.full(f"the messages have {characters} characters, and a context takes {most} at most")
+
     def place(self, chat_request: ChatRequest) -> Position:
         """Where a request stands. Raises Refused if its tools are none, or the template cannot write it."""
         try:
@@ -201,7 +209,7 @@ class Session:
             return self._placed(messages, [*[None] * self._example_turns, *answers], tools)
         except Refused:
             raise
-        except Exception as fault:  # a template meets values that it does not expect
+        except ValueError as fault:  # of a template, which may refuse the messages
             logger.warning("a request is refused: %s", in_words(fault))
             raise Refused(in_words(fault), "messages") from None
 
@@ -268,20 +276,13 @@ class Session:
         action = self._cut(action, chat_request.stops)
         ids = _without_end(action)
         written = chat.write(ids)
-        text = chat.understood(chat.opened(request.context) + chat.decode(ids), place.offered.tools).lstrip()
-        if self._limits.calls == "lenient":
-            strict = text
-            text = leniently(strict, place.offered.arguments)
-            self.counts.lenient += text != strict
+        text = self._understood(chat.opened(request.context) + chat.decode(ids), place.offered)
         parsed = parse_action(text, self._limits.parallel_calls if chat_request.parallel else 1)
         stop = _first(chat_request.stops, text) if action.stop_reason is StopReason.STOP else None
         reply = _reply(text, parsed, chat_request, stop)
         name = f"{request.seed:016x}"
         meets = _meets(reply, chat_request, place.offered)
         self.counts.unmet_form += not meets
-        well_formed = meets and not reply.stray
-        calls = _statuses(parsed.calls, place.offered) if well_formed else [Call(status=CallStatus.MALFORMED)]
-        now_s = time.monotonic()
         drawn = GivenAction(
             name=name,
             place=place,
@@ -291,21 +292,35 @@ class Session:
             closed=place.text + written + chat.end_mark,
             thought=reply.thought,
             content=reply.content,
-            calls=[(f"call_{name}{at}", call) for at, call in enumerate(reply.calls)],
+            calls=_named(name, reply.calls),
             problem=parsed.problem,
             step=Step(
                 action_start=0,
                 action_stop=len(action.token_ids),
                 stop_reason=action.stop_reason,
-                calls=calls,
+                calls=_statuses(parsed.calls, place.offered) if meets and not reply.stray else [_MALFORMED],
                 rewards={"think": think(parsed)},
-                duration_s=now_s - self._step_began_s,
+                duration_s=self._lap_s(),
             ),
             stop=stop,
         )
-        self._step_began_s = now_s
         self._remember(drawn, text)
         return drawn
+
+    def _understood(self, text: str, tools: Offered) -> str:
+        """A text in the project's format; with lenient calls also where the policy came near to it."""
+        strict = self._chat.understood(text, tools.tools).lstrip()
+        if self._limits.calls != "lenient":
+            return strict
+        lenient = leniently(strict, tools.arguments)
+        self.counts.lenient += lenient != strict
+        return lenient
+
+    def _lap_s(self) -> float:
+        """Seconds since the last action, or since the episode began."""
+        began_s = self._step_began_s
+        self._step_began_s = time.monotonic()
+        return self._step_began_s - began_s
 
     def _remember(self, drawn: GivenAction, text: str) -> None:
         """Keeps an answer, to be recognised by its calls, by its text and by its content."""
@@ -353,7 +368,7 @@ class Session:
                     problem = f"the result of {message.call_id[:80]!r}, a call that nobody made"
                     raise Refused(f"messages: {problem} in the assistant's last message", "messages")
                 if answer and answer.problem and not answer.step.calls:  # the agent takes it for a call that failed
-                    answer.step = replace(answer.step, calls=[Call(status=CallStatus.MALFORMED)])
+                    answer.step = replace(answer.step, calls=[_MALFORMED])
             messages.append((role, text))
         if messages[-1][0] == "assistant":
             raise Refused("messages: the last one is the assistant's, and the policy begins its own", "messages")
@@ -454,6 +469,11 @@ class _Reply(NamedTuple):
     content: str
     calls: Sequence[ParsedCall]
     stray: bool  # whether tags without their meaning stand in it, as text
+
+
+def _named(name: str, calls: Sequence[ParsedCall]) -> list[tuple[str, ParsedCall]]:
+    """The calls of an action, each with the id by which a client answers it."""
+    return [(f"call_{name}{at}", call) for at, call in enumerate(calls)]
 
 
 def _reply(text: str, parsed: ParsedAction, chat_request: ChatRequest, stop: str | None) -> _Reply:

@@ -14,9 +14,9 @@ import json
 import os
 import select
 import selectors
-import shutil
 import signal
 import socket
+import subprocess
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +84,7 @@ def watch(connection: socket.socket, files: Sequence[int], run: Callable[[Mappin
     for descriptor in (stdin, stdout, stderr, *files):
         os.close(descriptor)
     report = _report(leader, connection.fileno(), {output: b"", errors: b""}, order["grace_s"])
-    _remove(Path(order["folder"]))
+    remove(Path(order["folder"]))
     with suppress(OSError):
         connection.sendall(json.dumps(report).encode())
 
@@ -179,15 +179,11 @@ def _reap(ends: dict[int, int], seconds: float, *, kill: bool = True) -> None:
             time.sleep(0.002)
 
 
-def _remove(folder: Path) -> None:
-    """Removes a folder, whatever its permissions, and of a link in it the link."""
-    with suppress(OSError, RecursionError):
-        folder.chmod(0o700)
-        for parent, names, _ in os.walk(folder):
-            for path in (Path(parent, name) for name in names):
-                if not path.is_symlink():
-                    path.chmod(0o700)
-        shutil.rmtree(folder)
+def remove(folder: Path) -> None:
+    """Removes a folder, however deep and whatever its permissions, and of a link in it the link."""
+    if folder.exists():
+        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+            subprocess.run([*command, str(folder)], stderr=subprocess.DEVNULL, check=False)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -197,4 +193,4 @@ def _prctl(option: int, value: int) -> None:
 
 if __name__ == "__main__":
     serve(socket.socket(fileno=0), lambda order: os.execve(order["command"][0], order["command"], order["environment"]))
-    _remove(Path(os.environ[FOLDER]))
+    remove(Path(os.environ[FOLDER]))

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.credit import metrics
-from agent_r1.credit.batch import EQUAL, Floats, collate, group_statistics, groups_of, select_tokens
+from agent_r1.credit.batch import EQUAL, collate, group_statistics, groups_of, select_tokens
 from agent_r1.credit.estimators import estimate
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.params.credit import CreditParams, FilterParams, LeftOutParams
-from agent_r1.records import CallStatus, Credit, Floats32, Mask, Trajectory
+from agent_r1.records import CallStatus, Credit, Floats, Floats32, Int64s, Mask, Metrics, Trajectory
 
 ROUNDING = 1e-9  # relative, of sums and products of shares
 
@@ -35,7 +35,7 @@ def assign(
     reference: TokenRows = None,
     questions: int | None = None,
     max_tokens: int | None = None,
-) -> tuple[list[Credit], metrics.Metrics]:
+) -> tuple[list[Credit], Metrics]:
     """The credit of every trajectory of one iteration, in their order, and the iteration's metrics.
 
     An episode that the world cut short (ABORTED), or that never asked the policy, is treated as if it had never been:
@@ -92,7 +92,7 @@ def _assign(
     params: CreditParams,
     questions: int | None,
     max_tokens: int | None,
-) -> tuple[list[Credit], metrics.Metrics]:
+) -> tuple[list[Credit], Metrics]:
     """`assign` without aborted trajectories. The estimator sees the kept ones alone."""
     _check(trajectories, values, reference, params)
     totals, parts = zip(*(step_rewards(trajectory, params, max_tokens) for trajectory in trajectories), strict=True)
@@ -218,7 +218,7 @@ def groups_to_refill(
 
 
 def select(
-    returns: Floats, groups: NDArray[np.int64], params: FilterParams, questions: int | None = None
+    returns: Floats, groups: Int64s, params: FilterParams, questions: int | None = None
 ) -> tuple[Mask, float, float]:
     """[B] which trajectories are kept; the share of groups that are; the smallest in-group std kept, 0 where none is.
 
@@ -247,7 +247,7 @@ def left_out(trajectories: Sequence[Trajectory], params: LeftOutParams) -> Mask:
     return np.array([*map(is_out, trajectories)], np.bool_)
 
 
-def _group_stds(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Indices]:
+def _group_stds(returns: Floats, groups: Int64s) -> tuple[Floats, Indices]:
     """[G] the sample std of each group's returns [B], and [B] which of them is the trajectory's."""
     _, first, group = np.unique(groups, return_index=True, return_inverse=True)
     return group_statistics(returns, groups)[1][first], group

@@ -16,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.params.credit import CreditParams
-from agent_r1.records import Mask, Source, Trajectory
+from agent_r1.records import Floats, Floats32, Int32s, Int64s, Mask, Source, Trajectory
 
-Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
 NO_STEP = -1
 EQUAL = 1e-9  # a std of returns that differ by rounding alone is below; a sum of weights depends on its order
 WHITENING_EPSILON = 1e-8
@@ -31,18 +29,18 @@ class Batch:
 
     rewards: Floats  # [B, L] a step's reward at its last action token, 0 elsewhere
     values: Floats | None  # [B, L] the critic's of the state before each token; None without a critic
-    steps: NDArray[np.int32]  # [B, L] the index of the step that an action token belongs to, NO_STEP elsewhere
+    steps: Int32s  # [B, L] the index of the step that an action token belongs to, NO_STEP elsewhere
     time_steps: Mask  # [B, L] tokens of the advantage recursion; every reward is on one
     whitening_mask: Mask  # [B, L] tokens that the whitening statistics are taken over
     critic_mask: Mask  # [B, L] tokens a critic of tokens is trained at
-    groups: NDArray[np.int64]  # [B] the group of each trajectory
-    states: NDArray[np.int64] | None = None  # [S] of every step before it, equal for equal ones; None where unread
+    groups: Int64s  # [B] the group of each trajectory
+    states: Int64s | None = None  # [S] of every step before it, equal for equal ones; None where unread
 
 
 def collate(
     trajectories: Sequence[Trajectory],
     step_rewards: Sequence[Floats],
-    values: Sequence[NDArray[np.float32]] | None,
+    values: Sequence[Floats32] | None,
     kl: Sequence[Floats] | None,
     rows: Sequence[int],
     params: CreditParams,
@@ -92,7 +90,7 @@ def select_tokens(source: NDArray[np.uint8], on: bool) -> Mask:
     return np.equal(source, Source.ACTION) if on else after_prompt(source)
 
 
-def groups_of(trajectories: Sequence[Trajectory]) -> NDArray[np.int64]:
+def groups_of(trajectories: Sequence[Trajectory]) -> Int64s:
     """[B] the group of each trajectory."""
     return np.array([trajectory.group for trajectory in trajectories], dtype=np.int64)
 
@@ -113,7 +111,7 @@ def returns_to_go(trajectory: Trajectory, step_rewards: Floats) -> Floats:
     return returns
 
 
-def token_steps(trajectory: Trajectory) -> NDArray[np.int32]:
+def token_steps(trajectory: Trajectory) -> Int32s:
     """[L] the index of the step that an action token belongs to, NO_STEP at every other token."""
     steps = np.full(len(trajectory.token_ids), NO_STEP, dtype=np.int32)
     for k, step in enumerate(trajectory.steps):
@@ -123,12 +121,12 @@ def token_steps(trajectory: Trajectory) -> NDArray[np.int32]:
     return steps
 
 
-def _states(trajectories: Sequence[Trajectory], params: CreditParams) -> NDArray[np.int64]:
+def _states(trajectories: Sequence[Trajectory], params: CreditParams) -> Int64s:
     by_env = params.gigpo.state == "env"
     return np.concatenate([step_states(trajectory, by_env=by_env) for trajectory in trajectories])
 
 
-def step_states(trajectory: Trajectory, *, by_env: bool) -> NDArray[np.int64]:
+def step_states(trajectory: Trajectory, *, by_env: bool) -> Int64s:
     """[K] a hash of the state that each step was taken in: the environment's if it is asked for and was stated.
 
     Else it is the context that the policy read: its token ids before the step, from the context's start.
@@ -152,7 +150,7 @@ def _pad(rows: Sequence[NDArray[Any]], fill: int = 0) -> NDArray[Any]:
     return padded
 
 
-def generalized_advantages(rewards: Floats, values: Floats, lengths: Counts, *, gamma: float, lam: float) -> Floats:
+def generalized_advantages(rewards: Floats, values: Floats, lengths: Int64s, *, gamma: float, lam: float) -> Floats:
     """[N] A_n = delta_n + gamma lam A_{n+1}, delta_n = r_n + gamma V_{n+1} - V_n, V and A 0 after a sequence's end.
 
     Rewards [N] are received at each entry, values [N] are of the state before it; `lengths` [S] may be 0.
@@ -164,7 +162,7 @@ def generalized_advantages(rewards: Floats, values: Floats, lengths: Counts, *, 
     return discounted_sums(rewards + gamma * next_values - values, lengths, gamma * lam)
 
 
-def discounted_sums(entries: Floats, lengths: Counts, factor: float) -> Floats:
+def discounted_sums(entries: Floats, lengths: Int64s, factor: float) -> Floats:
     """[N] S_n = x_n + factor S_{n+1} of entries x [N], S 0 after the end of a sequence; `lengths` [S] may be 0."""
     if lengths.sum() != len(entries):
         raise RuntimeError(f"{len(entries)} entries for sequences of {lengths.sum()} together")
@@ -188,7 +186,7 @@ def whiten(advantages: Floats, mask: Mask, floor: float) -> Floats:
     return (advantages - mean) / (max(std, floor) + WHITENING_EPSILON)
 
 
-def group_statistics(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Floats, Counts]:
+def group_statistics(returns: Floats, groups: Int64s) -> tuple[Floats, Floats, Int64s]:
     """[B] deviation from the group's mean, [B] the group's sample std (0 in a group of one), [B] the group's size."""
     _, first, group, counts = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
     # Measured from a member of the group, so that equal returns deviate by exactly 0 and not by a rounding error.
@@ -204,8 +202,8 @@ class StepSpans(NamedTuple):
     acting: Mask  # [B, L] the action tokens
     first: Mask  # [B, L] the first token of every step
     starts: NDArray[np.intp]  # [S] which of the N action tokens begins the step
-    tokens: Counts  # [S] tokens of each step
-    per_trajectory: Counts  # [B] steps of each trajectory
+    tokens: Int64s  # [S] tokens of each step
+    per_trajectory: Int64s  # [B] steps of each trajectory
 
     def sums(self, rewards: Floats) -> Floats:
         """[S] a step's reward is the sum of its tokens' rewards [B, L]."""
@@ -213,7 +211,7 @@ class StepSpans(NamedTuple):
         return sums
 
 
-def step_spans(steps: NDArray[np.int32]) -> StepSpans:
+def step_spans(steps: Int32s) -> StepSpans:
     """The spans of steps [B, L], given as in `Batch.steps`."""
     acting = steps >= 0
     first = acting.copy()

@@ -11,12 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent_r1.credit.batch import (
     Batch,
-    Counts,
-    Floats,
     StepSpans,
     broadcast,
     discounted_sums,
@@ -32,7 +29,7 @@ from agent_r1.credit.batch import (
     whitened,
 )
 from agent_r1.params.credit import CreditParams
-from agent_r1.records import Mask
+from agent_r1.records import Floats, Int64s, Mask
 
 GROUP_EPSILON = 1e-6  # added to the std of a group
 ROUNDING = 1e-9  # of a sum of rewards
@@ -211,7 +208,7 @@ def gigpo(batch: Batch, params: CreditParams) -> Estimate:
     return without_critic(on_steps(advantages, spans))
 
 
-def _by_history(returns: Floats, alike: NDArray[np.int64], spans: StepSpans, params: CreditParams) -> Floats:
+def _by_history(returns: Floats, alike: Int64s, spans: StepSpans, params: CreditParams) -> Floats:
     """[S] the mean over k = 1 to `gigpo.history` + 1 of the step against those whose last k states are the same.
 
     A comparison over k states weighs k + 1. One that says nothing, as of a step alone, is left out.
@@ -275,20 +272,20 @@ def _critic_values(batch: Batch, params: CreditParams) -> Floats:
     return batch.values
 
 
-def _within_groups(batch: Batch, spans: StepSpans, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+def _within_groups(batch: Batch, spans: StepSpans, keys: Int64s) -> Int64s:
     """[S] numbers that are equal for the steps of one group with the same key [S]."""
     _, group = np.unique(batch.groups, return_inverse=True)
     distinct, key = np.unique(keys, return_inverse=True)
     return np.repeat(group, spans.per_trajectory) * max(len(distinct), 1) + key
 
 
-def _relative(returns: Floats, groups: NDArray[np.int64], params: CreditParams) -> Floats:
+def _relative(returns: Floats, groups: Int64s, params: CreditParams) -> Floats:
     """Returns minus the mean of their group, divided by its std where `gigpo.std` says so."""
     deviations, stds, _ = group_statistics(returns, groups)
     return deviations / (stds + GROUP_EPSILON) if params.gigpo.std else deviations
 
 
-def _compare_returns(batch: Batch) -> tuple[Floats, Floats, Counts]:
+def _compare_returns(batch: Batch) -> tuple[Floats, Floats, Int64s]:
     """The `group_statistics` of the batch's returns, with a warning of trajectories that are alone in their group."""
     _warn_of_groups_of_one(batch)
     return group_statistics(batch.rewards.sum(axis=1), batch.groups)

@@ -9,11 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.answers import normalize
-from agent_r1.credit.batch import EQUAL, Floats, group_statistics, returns_to_go
+from agent_r1.credit.batch import EQUAL, group_statistics, returns_to_go
 from agent_r1.params.train import LARGEST_K3, LARGEST_LOG_RATIO
-from agent_r1.records import CallStatus, Credit, Floats32, Outcome, StopReason, Trajectory
-
-Metrics = dict[str, float]  # by name
+from agent_r1.records import CallStatus, Credit, Floats, Floats32, Int64s, Metrics, Outcome, StopReason, Trajectory
 
 NGRAM = 4  # tokens; short enough for a bare answer, long enough that two questions rarely share one by chance
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd and without structure: the golden ratio of 2^64
@@ -75,7 +73,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
     }
 
 
-def reward_metrics(returns: Floats, parts: Sequence[dict[str, Floats]], groups: NDArray[np.int64]) -> Metrics:
+def reward_metrics(returns: Floats, parts: Sequence[dict[str, Floats]], groups: Int64s) -> Metrics:
     """Every part unweighted; of the returns the mean, the highest, the sample std, and its mean over groups."""
     _, stds, sizes = group_statistics(returns, groups)
     _, [std, *_], _ = group_statistics(returns, np.zeros_like(groups))

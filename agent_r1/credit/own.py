@@ -51,7 +51,7 @@ class OwnReward(NamedTuple):
     function: Callable[..., Any]
 
 
-def load(rewards: RewardWeights) -> list[OwnReward]:
+def functions(rewards: RewardWeights) -> list[OwnReward]:
     """The functions that the weights name; a ValueError says which module or function is not there."""
     return [
         OwnReward(name, params, own_code.load(f"credit.rewards.{name}", params.function))
@@ -60,7 +60,7 @@ def load(rewards: RewardWeights) -> list[OwnReward]:
 
 
 def sources(rewards: RewardWeights) -> dict[str, str]:
-    """The sha256 of each function's source file, by the name of its reward; raises as `load`."""
+    """The sha256 of each function's source file, by the name of its reward; raises as `functions`."""
     return {
         f"reward {name}": own_code.source_hash(f"credit.rewards.{name}", params.function)
         for name, params in rewards.functions.items()

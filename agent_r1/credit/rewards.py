@@ -13,9 +13,8 @@ from functools import partial
 
 import numpy as np
 
-from agent_r1.credit.batch import Floats
 from agent_r1.params.credit import CreditParams, RewardWeights
-from agent_r1.records import CallStatus, Outcome, Trajectory
+from agent_r1.records import CallStatus, Floats, Outcome, Trajectory
 
 Part = Callable[[Trajectory], Floats]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import logging
 import random
@@ -15,14 +14,18 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from agent_r1.data import worlds
 from agent_r1.data.formats import FORMATS
-from agent_r1.data.quality import complaints
+from agent_r1.data.quality import Review
 from agent_r1.data.questions import generate_atlas
 from agent_r1.data.sources import LONGEST_ROW, ROWS, Row, count, data_files, open_text, pieces, progress, read, suffix
 from agent_r1.files import remove_folder
-from agent_r1.params.prepare import BUILT_IN, SPLITS, FilesParams, PrepareParams
-from agent_r1.records import Passage, Question
+from agent_r1.params.prepare import BUILT_IN, FilesParams, PrepareParams
+from agent_r1.params.worlds import SPLITS
+from agent_r1.records import Passage, Question, of_split
+from agent_r1.search.base import content_id, named_by_content, parted
 from agent_r1.seeds import derive
 from agent_r1.tables import open_rows, read_rows, row_writer, write_rows
 
@@ -34,6 +37,10 @@ Portion = tuple[int, Iterable[T]]  # the items of a data set in a split, and bef
 QUESTIONS = "questions.parquet"
 PASSAGES = "passages.parquet"
 TEXT = ".txt"
+WORDS = 100  # of a passage of KILT's pages, as DPR's and wiki-18's have
+HEADING = "Section::::"  # begins a heading's paragraph in KILT
+LATEST = 1 << 18  # hashes that are kept apart from those that are sorted, at some hundred bytes each
+_BULLET = re.compile(r"^BULLET::::-?\s*")
 
 
 def prepare(params: PrepareParams, directory: Path, *, searched: bool = True) -> None:
@@ -55,7 +62,7 @@ def prepare(params: PrepareParams, directory: Path, *, searched: bool = True) ->
 
 
 def write(params: PrepareParams, directory: Path, searched: bool = True) -> None:
-    """Writes questions.parquet and passages.parquet, holding a few dozen bytes of every row in memory.
+    """Writes questions.parquet and passages.parquet, holding 16 bytes a passage and the ids of questions in memory.
 
     Questions stand split by split, the data sets evenly mixed in each. Where several data sets or splits have an id, it
     becomes `dataset/split/id`. Passages come from the rows, then from the generated world, then from every corpus;
@@ -70,8 +77,11 @@ def write(params: PrepareParams, directory: Path, searched: bool = True) -> None
         size = file.metadata.num_rows
     if searched and not size and params.asks:
         raise ValueError("there are no passages to search; check the corpus files under prepare.files")
-    for line in complaints(questions, passages):
+    review = Review(questions, passages)
+    for line in review.complaints():
         logger.warning(line)
+    for line in review.evidence() if searched else ():
+        logger.info(line)
     logger.info("prepared questions %s", {"/".join(key): count for key, count in distinct.counts.items()})
 
 
@@ -115,7 +125,7 @@ def _entries(
         portions: list[Portion[Entry]] = []
         for name in params.datasets:
             if name == BUILT_IN:
-                entries = [Entry(BUILT_IN, question) for question in atlas_questions if question.split == split]
+                entries = [Entry(BUILT_IN, question) for question in of_split(atlas_questions, split)]
                 portions.append((len(entries), entries))
             elif name in world_questions:
                 entries = [Entry(name, question) for question in world_questions[name][split]]
@@ -136,34 +146,43 @@ def _searchable(params: PrepareParams, atlas_passages: Sequence[Passage]) -> Ite
 def read_passages(location: Path) -> Iterator[tuple[str, Passage]]:
     """The passages of a file, a folder or a pattern, each with the place it was read from.
 
-    A row has `title` and `text`, or both in `contents`, a title in quotation marks or without and below it the text
-    (FlashRAG), and `id` where it has one; without, its content names it. Of a text file every paragraph is a passage
-    (blank lines part them), and the file's name the title of all.
+    A row has `title` and `text` (DPR), or both in `contents`, a title in quotation marks or without and below it the
+    text (FlashRAG, wiki-18), and `id` where it has one; without, its content names it. A page of KILT's knowledge
+    source is several passages. Of a text file every paragraph is a passage (blank lines part them), and the file's name
+    the title of all.
     """
     for path in data_files(location, (*ROWS, TEXT)):
         if suffix(path) == TEXT:
             yield from _read_paragraphs(path)
-        else:
-            yield from ((str(row), _passage(row)) for row in read(path))
+            continue
+        for row in read(path):
+            passages = _passages_of_page(row) if row.has("wikipedia_title") else [_passage(row)]
+            yield from ((str(row), passage) for passage in passages)
 
 
-def content_id(title: str, text: str) -> str:
-    """An id that depends on the passage alone, and not on its file."""
-    return hashlib.blake2b(f"{title}\n{text}".encode(), digest_size=8).hexdigest()
+def _passages_of_page(row: Row) -> Iterator[Passage]:
+    """`WORDS` words each of a page of KILT, without its title and headings; ids are the page's and a number from 0.
 
-
-def named_by_content(title: str, text: str) -> Passage:
-    """A passage whose id is that of its content."""
-    return Passage(passage_id=content_id(title, text), title=title, text=text)
+    Source: github.com/facebookresearch/KILT; the Hub's Parquet has the paragraphs one level deeper.
+    """
+    title = row.text("wikipedia_title")
+    page = row.text("wikipedia_id", numbers=True)
+    match row.fields.get("text"):
+        case {"paragraph": [*paragraphs]} | [*paragraphs] if all(isinstance(part, str) for part in paragraphs):
+            body = [part for part in paragraphs if part.strip() != title and not part.startswith(HEADING)]
+        case _:
+            raise row.fault("text", "must be a list of paragraphs")
+    words = " ".join(_BULLET.sub("", part) for part in body).split()
+    for start in range(0, len(words), WORDS):
+        text = " ".join(words[start : start + WORDS])
+        yield Passage(passage_id=f"{page}-{start // WORDS}", title=title, text=text)
 
 
 def _passage(row: Row) -> Passage:
     if row.has("contents") and not row.has("text"):
-        parts = re.fullmatch(r'(?:"(.+)"|(.+?))\s*\n((?s:.+))', row.text("contents").strip())
-        if not parts:
+        title, text = parted(row.text("contents"))
+        if not text:
             raise row.fault("contents", "must be a title, a line break and a text")
-        title = parts[1] or parts[2]
-        text = parts[3]
     else:
         title = row.text("title", numbers=True)
         text = row.text("text")
@@ -192,6 +211,26 @@ def _joined(paragraph: Iterable[str], where: str) -> str:
     return text
 
 
+class Hashes:
+    """64-bit hashes: sorted, in eight bytes each, but for the latest. The chance that two of 21 million clash: 1e-5."""
+
+    def __init__(self) -> None:
+        self._latest: set[int] = set()
+        self._sorted = np.empty(0, np.uint64)
+
+    def is_new(self, value: int) -> bool:
+        """Whether none was equal; notes it."""
+        place = int(np.searchsorted(self._sorted, np.uint64(value)))
+        if value in self._latest or (place < len(self._sorted) and self._sorted[place] == value):
+            return False
+        self._latest.add(value)
+        if len(self._latest) == LATEST:
+            self._sorted = np.concatenate([self._sorted, np.fromiter(self._latest, np.uint64, LATEST)])
+            self._sorted.sort()
+            self._latest.clear()
+        return True
+
+
 class Distinct:
     """Holds every id to one meaning, a second one is a ValueError, and lets every passage through once.
 
@@ -203,8 +242,8 @@ class Distinct:
         self.shared_ids: set[str] = set()  # of questions of several data sets or splits
         self._ids: set[str] = set()
         self._questions: set[tuple[str, str, str]] = set()  # data set, split and id
-        self._contents: set[str] = set()  # content_id of every passage
-        self._passages: set[str] = set()  # ids that passages brought along
+        self._contents = Hashes()  # of every passage
+        self._passages = Hashes()  # of ids that passages brought along
 
     def take_question(self, question: Question, where: str) -> None:
         """Notes a question."""
@@ -221,16 +260,13 @@ class Distinct:
     def is_new(self, passage: Passage, where: str) -> bool:
         """Whether no earlier passage has the same title and text; notes the passage."""
         content = content_id(passage.title, passage.text)
-        if content in self._contents:
+        if not self._contents.is_new(int(content, 16)):
             return False
-        self._contents.add(content)
-        if passage.passage_id != content:
-            if passage.passage_id in self._passages:
-                raise ValueError(
-                    f"{where}: the id {passage.passage_id!r} is that of an earlier passage with another text; give it "
-                    "another id, or leave out the ids of that file: passages are then named by their content"
-                )
-            self._passages.add(passage.passage_id)
+        if passage.passage_id != content and not self._passages.is_new(int(content_id("", passage.passage_id), 16)):
+            raise ValueError(
+                f"{where}: the id {passage.passage_id!r} is that of an earlier passage with another text; give it "
+                "another id, or leave out the ids of that file: passages are then named by their content"
+            )
         return True
 
 

@@ -30,6 +30,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
+from agent_r1.records import Json
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -59,7 +61,7 @@ class BrokenRowError(ValueError):
 class Row:
     """One row as it was read."""
 
-    fields: dict[str, Any]
+    fields: Json
     path: Path
     number: int  # in its file, from 1
 
@@ -104,7 +106,7 @@ class Row:
         """The name of the first of these fields that the row has, or of the first of all."""
         return next((field for field in fields if self.has(field)), fields[0])
 
-    def objects(self, field: str) -> list[dict[str, Any]]:
+    def objects(self, field: str) -> list[Json]:
         """Mappings, at least one."""
         match self.fields.get(field):
             case [_, *_] as values if all(isinstance(value, dict) for value in values):
@@ -196,7 +198,9 @@ def progress(items: Iterable[T], name: str, total: int | None = None) -> Iterato
             logger.info("%s: %d%s", name, number, f" of {total}" if total else "")
 
 
-def data_files(location: Path, suffixes: tuple[str, ...] = ROWS) -> list[Path]:
+def data_files(
+    location: Path, suffixes: tuple[str, ...] = ROWS, remedy: str = "correct prepare.files in params.yaml"
+) -> list[Path]:
     """The files at a path, below a folder, or of a pattern such as train-*.parquet; FileNotFoundError for none.
 
     A folder and a pattern leave out every name that begins with a dot, and all below it: copies that notebooks, editors
@@ -215,7 +219,7 @@ def data_files(location: Path, suffixes: tuple[str, ...] = ROWS) -> list[Path]:
             if location.is_dir()
             else "does not exist"
         )
-        raise FileNotFoundError(f"{location} {problem}; put the files there or correct prepare.files in params.yaml")
+        raise FileNotFoundError(f"{location} {problem}; put the files there or {remedy}")
     return sorted(paths)
 
 
@@ -290,7 +294,7 @@ def pieces(text: TextIO) -> Iterator[str]:
 @contextmanager
 def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: not a whole Parquet file ({error}); download it again") from None
@@ -322,8 +326,12 @@ def _values(path: Path) -> Iterator[Any]:
         if separators := TABLES.get(suffix(path)):
             yield from _table_rows(text, separators)
             return
-        is_list = text.read(_CHUNK).lstrip().startswith("[")
+        begin = text.read(_CHUNK)
         text.seek(0)
+        is_list = begin.lstrip().startswith("[")
+        if begin.partition("\n")[0].strip() == "{":  # an object over several lines, which is alone
+            yield _decode(text.read(LONGEST_ROW))
+            return
         yield from _list_items(text) if is_list else (_decode(line) for line in pieces(text) if line.strip())
 
 

@@ -25,7 +25,7 @@ def main(path: str, mebibytes: int, rows: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     count = 0
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, pre_buffer=False) as file:
             for batch in file.iter_batches(rows, use_threads=False):
                 count += batch.num_rows
                 print(count, flush=True)  # noqa: T201

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agent_r1.data.sources import Row, read
-from agent_r1.games import bandit, lake, sokoban
-from agent_r1.params.prepare import BanditParams, LakeParams, OthersParams, SokobanParams, WorldParams
-from agent_r1.records import Question
+from agent_r1.games.kinds import GAMES
+from agent_r1.params.outside import OthersParams
+from agent_r1.params.prepare import WorldParams
+from agent_r1.records import Json, Question
 
 logger = logging.getLogger(__name__)
 
@@ -71,44 +71,11 @@ def draw(name: str, params: WorldParams) -> dict[str, list[Question]]:
 
 
 def _draws(params: WorldParams, split: str, first: int, stop: int) -> Iterator[Drawn]:
-    match params:
-        case LakeParams():
-            return _lakes(params, first, stop)
-        case SokobanParams():
-            return _rooms(params, split, first, stop)
-        case BanditParams():
-            return _arms(params, split, first, stop)
-        case OthersParams():
-            return _starts(params, split, first, stop)
-
-
-def _lakes(params: LakeParams, first: int, stop: int) -> Iterator[Drawn]:
-    for seed in range(first, stop):
-        board = lake.Board.draw(seed, size=params.size, frozen=params.frozen, intended=params.intended)
-        way = len(board.way(board.start) or [])
-        yield Drawn(board.write(), f"FrozenLake, {params.size} by {params.size}, seed {seed}", _by_length(way))
-
-
-def _rooms(params: SokobanParams, split: str, first: int, stop: int) -> Iterator[Drawn]:
-    if split == "test" and params.test_lengths:
-        boards = sokoban.Board.drawn_to(first, params.test_lengths, size=params.size, walls=params.walls)
-    else:
-        draw_board = partial(sokoban.Board.draw, size=params.size, walls=params.walls, most_moves=params.most_moves)
-        boards = [*map(draw_board, range(first, stop))]
-    for seed, board in enumerate(boards, start=first):
-        plan = board.solve(board.start, params.most_moves) or []
-        text = f"Sokoban, {params.size} by {params.size}, seed {seed}"
-        yield Drawn(board.write(), text, _by_length(len(plan)))
-
-
-def _arms(params: BanditParams, split: str, first: int, stop: int) -> Iterator[Drawn]:
-    if params.test_pairs == "turned":
-        draw_board = partial(bandit.Board.draw_known, turned=split == "test")
-    else:
-        draw_board = partial(bandit.Board.draw, pairs=bandit.TEST if split == "test" else bandit.TRAIN)
-    for seed in range(first, stop):
-        board = draw_board(seed)
-        yield Drawn(board.write(), f"Bandit, {' or '.join(board.arms)}, seed {seed}", {})
+    if isinstance(params, OthersParams):
+        yield from _starts(params, split, first, stop)
+        return
+    for board, text, solution in GAMES[params.env].starts(params, split, range(first, stop)):
+        yield Drawn(board.write(), text, {} if solution is None else _by_length(solution))
 
 
 def _starts(params: OthersParams, split: str, first: int, stop: int) -> Iterator[Drawn]:
@@ -128,7 +95,7 @@ def _starts(params: OthersParams, split: str, first: int, stop: int) -> Iterator
         yield Drawn(json.dumps(setup, default=str), text or f"{params.name}, seed {seed}", {}, answers)
 
 
-def _fill(template: dict[str, Any], **values: int | str) -> dict[str, Any]:
+def _fill(template: Json, **values: int | str) -> Json:
     """Arguments with the row's own in place of their names in braces, which YAML reads as mappings without quotes."""
     text = json.dumps(template, default=str)
     for name, value in values.items():

@@ -21,7 +21,6 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, get_typ
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from pydantic import BaseModel
 from safetensors.torch import load, save
 from torch import Tensor, nn
@@ -38,7 +37,7 @@ from agent_r1.devices.tensor_files import ShardWriter
 from agent_r1.params.env import EnvParams
 from agent_r1.params.train import UpdateParams
 from agent_r1.pretrained import default_device, waiting
-from agent_r1.records import Call, Credit, Step, Trajectory
+from agent_r1.records import Call, Credit, Floats32, Step, Trajectory
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,7 +85,7 @@ class Ranks:
         """The entries of all ranks, the leader's first. Their tensors are on the CPU, and `kinds` their dataclasses."""
         return [*entries]
 
-    def join(self, arrays: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+    def join(self, arrays: Sequence[Floats32]) -> list[Floats32]:
         """Joins arrays in which every entry is computed by one rank and 0 in the others."""
         return [*arrays]
 
@@ -166,7 +165,7 @@ class Group(Ranks):
         messages = [buffer[: int(size)].numpy().tobytes() for buffer, size in zip(buffers, sizes, strict=True)]
         return [entry for message in messages for entry in opened(message, kinds)]
 
-    def join(self, arrays: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+    def join(self, arrays: Sequence[Floats32]) -> list[Floats32]:
         added = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *arrays]))
         dist.all_reduce(added, group=self._host)
         return np.split(added.numpy(), np.cumsum([len(array) for array in arrays])[:-1]) if arrays else []

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from agent_r1.params.env import Answers
-from agent_r1.records import LONGEST_STATE, Call, CallStatus, Outcome, Question, Trajectory, status_of
+from agent_r1.records import LONGEST_STATE, Call, CallStatus, Json, Outcome, Question, Trajectory, status_of
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 _BLOCK = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
@@ -101,7 +101,7 @@ class Env:
     # By the time that `open` returns:
     system: str  # the opening system message
     user: str  # the opening user message
-    tools: Sequence[dict[str, Any]] = ()  # JSON schemas in the OpenAI function form, for the chat template
+    tools: Sequence[Json] = ()  # JSON schemas in the OpenAI function form, for the chat template
     examples: Sequence[Conversation] = ()  # that stand between the system message and the user's
 
     @property
@@ -185,7 +185,7 @@ class ParsedCall(NamedTuple):
     """A call of a tool, as an action says it."""
 
     tool: str
-    arguments: dict[str, Any]
+    arguments: Json
 
 
 def parse_action(text: str, most_calls: int = 1, answers: Answers = "tagged") -> ParsedAction:
@@ -262,7 +262,7 @@ def hermes(calls: Sequence[ParsedCall]) -> str:
     return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
 
 
-def object_of(text: str) -> dict[str, Any] | None:
+def object_of(text: str) -> Json | None:
     """The object that a text of JSON holds; None if it holds none."""
     try:
         value = json.loads(text)

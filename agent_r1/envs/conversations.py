@@ -16,6 +16,7 @@ from agent_r1.data.sources import Row, read
 from agent_r1.envs.base import Conversation, ParsedCall, hermes, object_of, parse_action
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import nearest
+from agent_r1.records import Json
 
 _READ = {"assistant": {"tool_calls"}, "tool": {"tool_call_id"}}  # of a message, beside its role, content and name
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
@@ -61,7 +62,7 @@ def read_examples(limits: EnvParams) -> list[Conversation]:
     return examples
 
 
-def require_tools(conversation: Conversation, tools: Sequence[dict[str, Any]], whose: str) -> None:
+def require_tools(conversation: Conversation, tools: Sequence[Json], whose: str) -> None:
     """Raises ValueError for a conversation with other tools than these, which `whose` environment has."""
     offered = [tool["function"]["name"] for tool in tools]
     if offered and conversation.replies == "user":
@@ -99,7 +100,7 @@ def _conversation(row: Row) -> Conversation:
 class _Message:
     """A message as it was read. Its methods raise ValueError, with the remedy, for one that cannot be used."""
 
-    fields: dict[str, Any]
+    fields: Json
     where: str  # row, and number in it
 
     def require(self, role: str) -> _Message:
@@ -135,7 +136,7 @@ class _Message:
         except RecursionError:
             raise self._fault("has a tool call that is nested too deeply", "write its arguments flatter") from None
 
-    def _calling(self, content: str, name: str, arguments: dict[str, Any]) -> str:
+    def _calling(self, content: str, name: str, arguments: Json) -> str:
         opening = f"{content.rstrip()}\n" if content.strip() else ""
         text = opening + hermes([ParsedCall(name, arguments)])
         parsed = parse_action(text)
@@ -144,7 +145,7 @@ class _Message:
             raise self._fault(f"is no action that makes this call ({parsed.problem or 'it reads as another'})", remedy)
         return text
 
-    def _call(self, calls: Any) -> tuple[str, dict[str, Any]]:
+    def _call(self, calls: Any) -> tuple[str, Json]:
         """Name and arguments of the one call."""
         if isinstance(calls, list) and len(calls) > 1:
             raise self._fault(f"makes {len(calls)} tool calls", "an action is one; give each an action of its own")

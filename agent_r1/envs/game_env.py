@@ -10,49 +10,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from typing import NamedTuple
 
 from agent_r1.envs.base import Env, Transition, parse_action
-from agent_r1.games import bandit, lake, sokoban
-from agent_r1.games.rules import Game
+from agent_r1.games.kinds import GAMES, PlayedGame
 from agent_r1.params.env import EnvParams
 from agent_r1.records import Call, CallStatus, Outcome
 
 SEPARATOR = "||"
 FORMAT = f"<think> [Your thoughts] </think> <answer> [moves, joined by {SEPARATOR}] </answer>"
 _SHOWN = 40  # characters of a move that is unknown
-
-
-class PlayedGame(NamedTuple):
-    """A game, and the words in which its player is told of it."""
-
-    open: Callable[[str, random.Random], Game]  # by its setup
-    rules: str
-    symbols: str = ""  # the cells of its grid, if it has one
-    most_moves: int | None = None  # after which it is over
-
-
-GAMES = {
-    "bandit": PlayedGame(
-        lambda setup, rng: bandit.Game(bandit.Board.read(setup), rng),
-        "You are playing a bandit game with two arms. How much an arm pays, and how surely, goes with its name. Pull "
-        "the arm that you expect to pay more on average.",
-        most_moves=1,
-    ),
-    "frozen_lake": PlayedGame(
-        lambda setup, rng: lake.Game(lake.Board.read(setup), rng),
-        "You are solving the FrozenLake puzzle. Walk over the ice to the goal and stay out of the holes. The ice may "
-        "be slippery: then a move can take you to one of its sides.",
-        "P: player, _: ice, O: hole, G: goal, X: player in a hole, √: player on the goal",
-    ),
-    "sokoban": PlayedGame(
-        lambda setup, rng: sokoban.Game(sokoban.Board.read(setup), rng),
-        "You are solving the Sokoban puzzle. Push every box onto a target. You push a box by walking against it; it "
-        "goes neither into a wall nor into another box, and you cannot pull it.",
-        "#: wall, _: empty, O: target, √: box on target, X: box, P: player, S: player on target",
-    ),
-}
 
 
 class Style(NamedTuple):

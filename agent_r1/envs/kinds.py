@@ -15,15 +15,17 @@ from typing import NamedTuple
 
 from agent_r1.envs.base import Attempt, Env, opened
 from agent_r1.envs.conversations import read_examples
-from agent_r1.envs.game_env import GAMES, GameEnv
-from agent_r1.envs.scripts import SCRIPTS, Script, any_move, any_name, by_gold_titles, scripted
+from agent_r1.envs.game_env import GameEnv
+from agent_r1.envs.scripts import Script, any_move, any_name, by_gold_titles, scripted, spoken
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import with_tools
 from agent_r1.faults import WorldFault
+from agent_r1.games.kinds import GAMES
+from agent_r1.games.players import Player
 from agent_r1.own_code import agent_hash
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import nearest
-from agent_r1.records import QA, Question
+from agent_r1.records import QA, Question, of_split
 from agent_r1.tools.toolbox import require_own
 
 LOOKS_S = 10.0
@@ -56,6 +58,10 @@ def _require_boards(questions: Sequence[Question], limits: EnvParams) -> None:
             raise ValueError(f"question {question.question_id!r}: {fault}") from None
 
 
+def _spoken(players: Mapping[str, Player]) -> dict[str, Script]:
+    return {name: spoken(player) for name, player in players.items()}
+
+
 def _outside(module: str, env: str, require: str, scripts: Mapping[str, Script] = MappingProxyType({})) -> Kind:
     """A world that others wrote, whose module is imported for the first question that asks for it."""
     return Kind(
@@ -72,7 +78,7 @@ KINDS: dict[str, Kind] = {
         scripts={"random": any_name, "oracle": by_gold_titles},
         restored=lambda limits: not (limits.tools.python or limits.tools.mcp),
     ),
-    **{name: Kind(_game, _require_boards, SCRIPTS[name], lambda limits: True) for name in GAMES},
+    **{name: Kind(_game, _require_boards, _spoken(game.players), lambda limits: True) for name, game in GAMES.items()},
     "gymnasium": _outside("agent_r1.outside.gym_env", "GymEnv", "require_gymnasium", {"random": any_move}),
     "openenv": _outside("agent_r1.outside.openenv", "played", "require_openenv"),
     "toolbox": _outside("agent_r1.outside.toolbox_env", "ToolboxEnv", "require_toolbox"),
@@ -178,7 +184,7 @@ def warn_of_alike(questions: Sequence[Question], shared: Shared) -> None:
 def _first_texts(questions: Sequence[Question], shared: Shared) -> dict[str, dict[str, str]]:
     """With what the training and test rows of a data set begin, by split and id, as far as LOOKS_S seconds reach."""
     texts: dict[str, dict[str, str]] = {"train": {}, "test": {}}
-    rows = [[row for row in questions if row.split == split] for split in texts]
+    rows = [of_split(questions, split) for split in texts]
     ends = time.monotonic() + LOOKS_S
     with suppress(WorldFault):
         for row in chain.from_iterable(zip_longest(*rows) if all(rows) else ()):

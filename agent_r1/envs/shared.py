@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from agent_r1.envs.base import Conversation
 from agent_r1.envs.conversations import read_examples
 from agent_r1.params.env import EnvParams
-from agent_r1.records import Trajectory
+from agent_r1.records import Metrics, Trajectory
 from agent_r1.search.index import Cached
 from agent_r1.tools.base import Tool
 from agent_r1.tools.journal import Journal
@@ -72,9 +72,9 @@ class Shared:
         resource: Resource = self._resources[kind]
         return resource
 
-    def take_measures(self) -> dict[str, float]:
+    def take_measures(self) -> Metrics:
         """The metrics of agents outside, and those that were counted, since the last call."""
-        measured: dict[str, float] = dict(self.measured)
+        measured: Metrics = dict(self.measured)
         self.measured.clear()
         for resource in self._resources.values():
             measured |= resource.take_measures()
@@ -85,11 +85,11 @@ class Shared:
         """The seconds so far in which a call of a tool was under way."""
         return self._toolbox.under_way.seconds if self._toolbox else 0.0
 
-    def use_of_tools(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    def use_of_tools(self, trajectories: Sequence[Trajectory]) -> Metrics:
         """How often the policy called each tool, and with what success; empty if no episode asked for tools."""
         return use_of_tools(trajectories, self._toolbox.names) if self._toolbox else {}
 
-    def latencies(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    def latencies(self, trajectories: Sequence[Trajectory]) -> Metrics:
         """How long the calls of each tool took; empty if no episode asked for tools."""
         return latencies(trajectories, self._toolbox.names) if self._toolbox else {}
 

@@ -15,7 +15,7 @@ from agent_r1.envs.base import Attempt, Conversation, Env, ParsedAction, ParsedC
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault
 from agent_r1.params.env import Answers, EnvParams
-from agent_r1.records import Call, CallStatus, Outcome, Passage, Question
+from agent_r1.records import Call, CallStatus, Json, Outcome, Passage, Question
 from agent_r1.tools.base import Tool, ToolResult
 from agent_r1.tools.journal import CallPlace, Journal
 from agent_r1.tools.search import render_passages
@@ -25,7 +25,7 @@ FROM_PASSAGES = "Answer the question from the passages."
 CLOSED_BOOK = "Answer the question."
 ANSWER_PLACES: dict[Answers, str] = {"tagged": "an answer between <answer> and </answer>", "plain": "an answer alone"}
 _LONGEST_EXAMPLE = 80  # characters of a question
-_EXAMPLES: dict[str, Any] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}  # by JSON type
+_EXAMPLES: Json = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}  # by JSON type
 
 
 class ToolEnv(Env):
@@ -126,7 +126,7 @@ class ToolEnv(Env):
         coroutines = [self._call(place, *call) for place, call in enumerate(parsed.calls)]
         return [await coroutines[0]] if len(coroutines) == 1 else list(await asyncio.gather(*coroutines))
 
-    async def _call(self, place: int, tool: str, arguments: dict[str, Any]) -> _Exchange:
+    async def _call(self, place: int, tool: str, arguments: Json) -> _Exchange:
         arguments_json = canonical(arguments)
         if tool not in self._tools:
             problem = f"there is no tool {tool!r}, only {', '.join(self._tools)}"
@@ -168,7 +168,7 @@ class _Exchange(NamedTuple):
         return self.result.text if self.call.status is CallStatus.OK else f"Error: {self.result.text}"
 
 
-async def _timed(tool: Tool, arguments: dict[str, Any], arguments_json: str) -> _Exchange:
+async def _timed(tool: Tool, arguments: Json, arguments_json: str) -> _Exchange:
     fault = ""
     start = time.perf_counter()
     try:
@@ -192,7 +192,7 @@ def answered(answer: str, gold: Question | None, texts: Sequence[str], facts: di
     return Transition(outcome=Outcome.ANSWERED, answer=answer, rewards=rewards | facts)
 
 
-def example_call(tool: dict[str, Any], question: str) -> str:
+def example_call(tool: Json, question: str) -> str:
     """A call of a tool, in Hermes, with the arguments that its schema requires; texts among them are the question."""
     function = tool["function"]
     parameters = function["parameters"]
@@ -232,7 +232,7 @@ def calls_without_tools(parsed: ParsedAction) -> tuple[Call, ...]:
     return calls or (Call(status=CallStatus.MALFORMED),)
 
 
-def canonical(arguments: dict[str, Any]) -> str:
+def canonical(arguments: Json) -> str:
     """Arguments as JSON; equal arguments give equal text."""
     return json.dumps(arguments, ensure_ascii=False, sort_keys=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -24,11 +24,12 @@ from agent_r1.evaluation.scores import (
     score,
 )
 from agent_r1.evaluation.statistics import DIFFERENCE, Interval, interval, paired_difference
+from agent_r1.files import EVALUATION_HASHES
 from agent_r1.harmless import in_markdown
 from agent_r1.params import fingerprint
 from agent_r1.params.places import Places
 from agent_r1.params.stages import EvaluateParams
-from agent_r1.records import Prediction, Question, Trajectory
+from agent_r1.records import Metrics, Prediction, Question, Trajectory, questions_by_id
 from agent_r1.tables import read_rows
 from agent_r1.tracking.registry import Version
 
@@ -80,13 +81,20 @@ def read_evaluation(name: str, folder: Path) -> Evaluation:
         name=name,
         predictions=read_rows(folder / "predictions.parquet", Prediction),
         trajectories=read_rows(folder / "trajectories.parquet", Trajectory),
-        hashes=ONE_GREEDY_ANSWER | json.loads((folder / "hashes.json").read_text()),
+        hashes=ONE_GREEDY_ANSWER | json.loads((folder / EVALUATION_HASHES).read_text()),
     )
 
 
-def read_scores(folder: Path, questions: Sequence[Question], params: EvaluateParams) -> dict[str, float]:
+def read_hashes(folder: Path) -> dict[str, str]:
+    """The hashes of an evaluation; none where there is no evaluation."""
+    file = folder / EVALUATION_HASHES
+    hashes: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+    return hashes
+
+
+def read_scores(folder: Path, questions: Sequence[Question], params: EvaluateParams) -> Metrics:
     """The headline scores of an evaluation's folder. Their intervals are computed with `params`."""
-    means: dict[str, float] = json.loads((folder / "scores.json").read_text())
+    means: Metrics = json.loads((folder / "scores.json").read_text())
     return means | headline(score(read_rows(folder / "predictions.parquet", Prediction), questions, params))
 
 
@@ -113,9 +121,8 @@ def latest_folder(version: Version, places: Places) -> Path | None:
     if folders := finished_folders(places.history / version.name):
         return folders[-1]
     descriptor = version.descriptor
-    hashes = places.evaluation(descriptor.label, descriptor.sweep) / "hashes.json"
-    current = hashes.exists() and json.loads(hashes.read_text())[POLICY] == descriptor.policy_hash
-    return hashes.parent if current else None
+    folder = places.evaluation(descriptor.label, descriptor.sweep)
+    return folder if read_hashes(folder).get(POLICY) == descriptor.policy_hash else None
 
 
 def differences_of_setting(evaluations: Sequence[Evaluation]) -> dict[str, list[list[str]]]:
@@ -170,6 +177,11 @@ class Comparison:
     measured: list[Measured]
 
     @property
+    def without_tokens(self) -> Comparison:
+        """Without counts of tokens, which text has none of."""
+        return replace(self, measured=[row for row in self.measured if not row.measure.startswith("tokens_")])
+
+    @property
     def only_a_right(self) -> list[AnswerPair]:
         """The questions that only a answers right, or more often."""
         return [pair for pair in self.pairs if pair.a.success > pair.b.success]
@@ -206,7 +218,7 @@ def compare(
 
 
 def _pairs(a: Evaluation, b: Evaluation, questions: Sequence[Question]) -> list[AnswerPair]:
-    by_id = {question.question_id: question for question in questions}
+    by_id = questions_by_id(questions)
     of_b = {answers.question_id: answers for answers in by_question(b.predictions)}
     of_both = [answers for answers in by_question(a.predictions) if answers.question_id in of_b]
     if not of_both:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from agent_r1.evaluation.statistics import RECIPE_SEEDS, Interval
 from agent_r1.params.stages import Budget
+from agent_r1.records import Floats
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 INK, MUTED, GRID = "#222222", "#6B6B6B", "#E3E3E3"
@@ -57,7 +58,7 @@ def colours(runs: Sequence[str]) -> dict[str, str]:
     return {run: PALETTE[i % len(PALETTE)] for i, run in enumerate(runs)}
 
 
-def spent(curve: Curve, budget: Budget) -> NDArray[np.float64]:
+def spent(curve: Curve, budget: Budget) -> Floats:
     """[T + 1] the amount before each iteration and at the end; NaN from an iteration on that does not say it.
 
     Costs are totals already, others are an iteration's own.
@@ -65,7 +66,7 @@ def spent(curve: Curve, budget: Budget) -> NDArray[np.float64]:
     pattern = BUDGETS[budget][1]
     amounts = [[row[name] for name in row if fnmatch(name, pattern)] or [np.nan] for row in curve]
     joined: np.ufunc = np.maximum if pattern.startswith("cost/") else np.add
-    totals: NDArray[np.float64] = joined.accumulate([0.0, *map(sum, amounts)])
+    totals: Floats = joined.accumulate([0.0, *map(sum, amounts)])
     return totals
 
 
@@ -224,7 +225,7 @@ def final_scores(
     _save(figure, path, [*keys, *([_key("single seed", **SEED)] if seeds else [])])
 
 
-def recipe_band(path: Path, title: str, panels: Mapping[str, NDArray[np.float64]]) -> None:
+def recipe_band(path: Path, title: str, panels: Mapping[str, Floats]) -> None:
     """Draws a run in the band of a recipe by iteration, a panel per metric: the run, low, mean and high [4, T]."""
     figure = Figure((16, 6.5), **PAPER)
     figure.suptitle(title, color=INK)
@@ -236,7 +237,7 @@ def recipe_band(path: Path, title: str, panels: Mapping[str, NDArray[np.float64]
     _save(figure, path, axes.get_legend_handles_labels()[0])
 
 
-def _draw_band(axes: Axes, band: tuple[NDArray[np.float64], ...], colour: str) -> None:
+def _draw_band(axes: Axes, band: tuple[Floats, ...], colour: str) -> None:
     """The mean as a line, from the lowest to the highest seed as an area."""
     x, mean, low, high = band
     axes.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0)
@@ -248,13 +249,13 @@ def _key(label: str, **style: Any) -> Line2D:
     return Line2D([], [], label=label, **{"color": INK, **style})
 
 
-def _points(rows: Curve, metric: str) -> NDArray[np.float64]:
+def _points(rows: Curve, metric: str) -> Floats:
     """[2, T] the places and values of a metric, if it was logged."""
     points = [(row[axis_of(rows)], row[metric]) for row in rows if metric in row]
     return np.array(points, dtype=np.float64).reshape(-1, 2).T
 
 
-def _band(seeds: Sequence[Curve], metric: str) -> tuple[NDArray[np.float64], ...]:
+def _band(seeds: Sequence[Curve], metric: str) -> tuple[Floats, ...]:
     """Places [T] of the iterations that all seeds have, their mean, and the mean, lowest and highest value [T]."""
     points = [_points(rows, metric) for rows in seeds]
     shortest = min(len(x) for x, _ in points)
@@ -263,7 +264,7 @@ def _band(seeds: Sequence[Curve], metric: str) -> tuple[NDArray[np.float64], ...
     return places, values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
-def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def smoothed(values: Floats) -> Floats:
     """[T] the mean of the last `SMOOTHED_OVER` values at every point; of fewer at the start."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     stop = np.arange(1, len(values) + 1)

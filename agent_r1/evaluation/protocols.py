@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -17,25 +18,26 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from agent_r1.envs.base import Attempt
-from agent_r1.envs.game_env import GAMES
-from agent_r1.envs.kinds import agent_of, attempts_at, openings, played_by, scripts_of
+from agent_r1.envs.kinds import agent_of, attempts_at, openings, played_by, require_playable, scripts_of
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts
 from agent_r1.evaluation.scores import CEILING, FLOOR, gold_passages
 from agent_r1.files import sha256
+from agent_r1.games.kinds import GAMES
 from agent_r1.http.endpoint import Endpoint, Reply
 from agent_r1.params import Params
 from agent_r1.params.env import EnvParams
 from agent_r1.params.stages import Protocol
-from agent_r1.records import GREEDY, QA, Question, Trajectory
+from agent_r1.records import GREEDY, QA, Question, Trajectory, of_split
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.collecting import collect_all
-from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.engines import engine_of
 from agent_r1.rollout.episode import Play
 from agent_r1.rollout.episodes import ScriptedSampler
-from agent_r1.rollout.sampling import Action, Actor, Beneath, Request, Sampler
+from agent_r1.rollout.sampling import Action, PolicyWeights, Request, Sampler
 from agent_r1.search.index import describe, open_index
 from agent_r1.seeds import derive
+from agent_r1.tables import read_rows
 
 NOWHERE = Path(os.devnull)
 _LINE = TypeAdapter(tuple[int, Reply])  # the hash of a request, and its answer
@@ -123,23 +125,10 @@ class Exam:
         played, scripts = played_by(self.protocol, self.attempts, self.questions, seed)
         return replace(self, attempts=played)._by(ScriptedSampler(scripts, self.chat), Play(over=on_end))
 
-    def by_policy(
-        self, model: str, version: int, base_model: Beneath | None, on_end: Callable[[], None]
-    ) -> list[Trajectory]:
-        """The trajectories of a policy, at `evaluate.temperature`. Calls `on_end` as each one ends.
-
-        `model` is a folder or hub id. With a `base_model` its adapters run unmerged beside that one.
-        """
-        actor = Actor(
-            model=model,
-            end_ids=self.chat.end_ids,
-            max_tokens=self.settings.env.max_tokens,
-            temperature=self.settings.evaluate.temperature,
-            dtype=self.settings.model.dtype,
-            version=version,
-        )
-        with open_engine(self.settings.engine, actor.beside(base_model)) as engine:
-            return self._by(engine, Play(policy_version=version, over=on_end))
+    def by_policy(self, weights: PolicyWeights, on_end: Callable[[], None]) -> list[Trajectory]:
+        """The trajectories of a policy, at `evaluate.temperature`. Calls `on_end` as each one ends."""
+        with engine_of(self.settings, weights, self.chat, self.settings.evaluate.temperature) as engine:
+            return self._by(engine, Play(policy_version=weights.updates, over=on_end))
 
     def by_endpoint(
         self, endpoint: Endpoint, model: str, on_end: Callable[[], None], kept: Path = NOWHERE
@@ -179,6 +168,7 @@ class Exam:
         places = self.settings.places
         limits = _limits(settings.env, {question.env for question in self.questions})
         limits |= {"engine": engine} if engine else {"dtype": settings.model.dtype, "engine": settings.engine.kind}
+        limits |= {"kernels": "AVX2"} if settings.model.portable else {}
         limits |= {"adapters": "merged and rounded"} if rounded else {}
         return {
             "questions": sha256(places.questions),
@@ -243,6 +233,14 @@ def questions_under(protocol: Protocol, questions: Sequence[Question]) -> list[Q
             "out (of repro_baselines, too)"
         )
     return selection
+
+
+def training_questions(settings: Params, count: int) -> list[Question]:
+    """At most `count` training questions, drawn by `evaluate.seed`. Raises as `require_playable`."""
+    train = of_split(read_rows(settings.places.questions, Question), "train")
+    drawn = random.Random(settings.evaluate.seed).sample(train, min(count, len(train)))
+    require_playable(drawn, settings.env)
+    return drawn
 
 
 def with_endpoint(settings: Params) -> Params:

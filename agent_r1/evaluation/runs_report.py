@@ -17,9 +17,8 @@ from agent_r1.evaluation.plots import BUDGETS, SAMPLED, Curve, Curves, final_sco
 from agent_r1.evaluation.scores import BASE_TOOL_CALL, GREEDILY, SUCCESS, outcomes, score
 from agent_r1.evaluation.statistics import LEVEL, Interval, paired_difference
 from agent_r1.evaluation.transcript import examples
-from agent_r1.files import METRICS, read_metrics, replaced_folder, write_text
+from agent_r1.files import METRICS, read_metrics, replaced_folder, write_json, write_text
 from agent_r1.harmless import in_markdown
-from agent_r1.params.same_run import NOT_ONE_RUN
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Decode, Question, words_of
 
@@ -118,25 +117,32 @@ def write_page(folder: Path, parts: Sequence[str]) -> None:
     write_text(folder / "report.md", "\n\n".join([*parts, f"[Costs]({COSTS})"]) + "\n")
 
 
-def add_notes(folder: Path, notes: Sequence[str]) -> None:
-    """Adds to the page which settings changed while runs were trained."""
+def add_notes(folder: Path, about: str, notes: Sequence[str]) -> None:
+    """Adds notes `about` something to the page, if there are any."""
     if notes:
         page = folder / "report.md"
-        about = f"Settings changed while runs were trained; {NOT_ONE_RUN}:"
-        write_text(page, f"{page.read_text()}\n{about} {in_markdown('; '.join(notes))}.\n")
+        write_text(page, f"{page.read_text()}\n{about}: {in_markdown('; '.join(notes))}.\n")
 
 
 def write_costs(
-    folder: Path, folders: Mapping[str, Sequence[tuple[Path, Path]]], scores: Mapping[str, Interval], price: float
+    folder: Path,
+    folders: Mapping[str, Sequence[tuple[Path, Path]]],
+    scores: Mapping[str, Interval],
+    price: float,
+    machines: Sequence[str] = (),
 ) -> None:
-    """Writes costs.md, by the `folders` of every run's trainings and evaluations, with the `price` of a device-hour."""
+    """Writes costs.md, by the `folders` of every run's trainings and evaluations, with the `price` of a device-hour.
+
+    `machines` trained the runs. Their kernels decide the last bits, and so the digits.
+    """
     base = scores.get(BASE_TOOL_CALL)
     columns = list[Sequence[str]]([COST_ROWS])
     for run, seeds in folders.items():
         points = 100 * (scores[run].mean - base.mean) if base else 0.0
         columns.append(_cost_column(_mean_costs(seeds), price, points))
     table = comparison.markdown_table(["", *(f"`{run}`" for run in folders)], [*zip(*columns, strict=True)])
-    write_text(folder / COSTS, f"# Costs\n\n{ABOUT_COSTS}\n\n{table}\n")
+    trained = f"\nTrained on {in_markdown('; '.join(machines))}.\n" if machines else ""
+    write_text(folder / COSTS, f"# Costs\n\n{ABOUT_COSTS}\n\n{table}\n{trained}")
 
 
 def _cost_column(costs: Mapping[str, float], price: float, points: float) -> list[str]:
@@ -288,7 +294,7 @@ def write_scores(folder: Path, scores: Mapping[str, Interval]) -> None:
         for name, score in scores.items():
             row = {"lower": score.low, SUCCESS: score.mean, "upper": score.high}
             rounded = {key: round(value, DECIMALS) for key, value in row.items()}
-            write_text(fresh / f"{name}.json", json.dumps(rounded, indent=2) + "\n")
+            write_json(fresh / f"{name}.json", rounded)
 
 
 def write_curves(folder: Path, curves: Mapping[str, Sequence[Curve]]) -> None:

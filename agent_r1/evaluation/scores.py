@@ -18,7 +18,18 @@ import pyarrow.compute as pc
 from agent_r1.answers import contains, exact_match, f1
 from agent_r1.evaluation.statistics import SHARE, Bounds, interval
 from agent_r1.params.stages import PROTOCOLS, Baseline, EvaluateParams, Protocol
-from agent_r1.records import GREEDY, QA, Outcome, Passage, Prediction, Question, Trajectory
+from agent_r1.records import (
+    GREEDY,
+    QA,
+    Metrics,
+    Outcome,
+    Passage,
+    Prediction,
+    Question,
+    Trajectory,
+    of_split,
+    questions_by_id,
+)
 from agent_r1.tables import read_rows
 
 BASE_TOOL_CALL: Baseline = "base_tool_call"
@@ -35,6 +46,7 @@ BASELINES: dict[str, Protocol] = {
 SUCCESS = "success"
 GREEDILY = "greedily"
 RETURN = "return"
+COLUMN = "reward/"  # begins the name of a number that another trainer logged
 COUNTS = ("tool_calls", "tokens_read", "tokens_sampled")
 BOUNDS = ("/low", "/high")  # of a measure's interval
 
@@ -71,7 +83,7 @@ def asked_questions(questions: Sequence[Question], count: int, seed: int) -> lis
 
     Raises ValueError if there are no test questions, or a data set has fewer than `count`.
     """
-    test = [question for question in questions if question.split == "test"]
+    test = of_split(questions, "test")
     if not test:
         raise ValueError("there are no test questions; prepare data with a test split")
     places = list[int]()
@@ -91,7 +103,7 @@ def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], r
 
     Every attempted call counts as a tool call, also a failed one, and so does a move.
     """
-    by_id = {question.question_id: question for question in questions}
+    by_id = questions_by_id(questions)
     return [
         Prediction(
             run=run,
@@ -126,7 +138,7 @@ def _facts(trajectory: Trajectory, question: Question) -> dict[str, float]:
     return scores | ({"gold_recall": passages / len(question.gold_titles)} if question.gold_titles else {})
 
 
-def outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def outcomes(trajectories: Sequence[Trajectory]) -> Metrics:
     """The number of aborted episodes, and the share of every outcome among the others, of samples."""
     counts = Counter(trajectory.outcome for trajectory in trajectories if trajectory.sample != GREEDY)
     aborted = counts.pop(Outcome.ABORTED, 0)
@@ -134,7 +146,7 @@ def outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {"aborted": float(aborted)} | {f"outcome/{outcome}": counts[outcome] / counts.total() for outcome in ended}
 
 
-def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, float]:
+def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> Metrics:
     """The mean share of gold passages seen by the end of each step, as `gold_recall/step_1`, ...
 
     There are as many steps as the longest episode has. A shorter one keeps its last share. Questions without gold
@@ -180,7 +192,7 @@ class AnsweredQuestion:
         )
 
 
-def passes(n: int, right: int, most: int) -> dict[str, float]:
+def passes(n: int, right: int, most: int) -> Metrics:
     """The chances that of k samples one is right, `pass_at_k`, and that all are, `pass_hat_k`.
 
     k is 2, 4, 8, ... and `most`, up to n. Where c of n samples are right they are unbiased: pass@k is
@@ -220,10 +232,10 @@ def measured(measure: str, answered: Sequence[AnsweredQuestion]) -> list[float]:
 
 def bounds(measure: str) -> Bounds | None:
     """The least and the greatest value of one of `measures`; None for counts and returns, which may have any."""
-    return None if measure in (*COUNTS, RETURN) else SHARE
+    return None if measure in (*COUNTS, RETURN) or measure.startswith(COLUMN) else SHARE
 
 
-def score(predictions: Sequence[Prediction], questions: Sequence[Question], params: EvaluateParams) -> dict[str, float]:
+def score(predictions: Sequence[Prediction], questions: Sequence[Question], params: EvaluateParams) -> Metrics:
     """Means over questions with their 95 % intervals, under flat keys.
 
     For success and each of `measures`, over all questions and over every stratum: `em`, `em/low`, `em/high`,
@@ -233,8 +245,8 @@ def score(predictions: Sequence[Prediction], questions: Sequence[Question], para
     """
     if not predictions:
         raise ValueError("no predictions to score; check evaluate.questions and the test split")
-    by_id = {question.question_id: question for question in questions}
-    scores = dict[str, float]()
+    by_id = questions_by_id(questions)
+    scores = Metrics()
     answered = by_question(predictions)
     for stratum, members in _strata(answered, by_id).items():
         suffix = f"/{stratum}" if stratum else ""
@@ -269,7 +281,7 @@ def in_words(scores: Mapping[str, float], success: str) -> str:
     return f"{success} {scores[SUCCESS]:.3f} [{low:.3f}, {high:.3f}]{greedily} on {extent}"
 
 
-def headline(scores: dict[str, float]) -> dict[str, float]:
+def headline(scores: Metrics) -> Metrics:
     """The scores that are stored and tracked, rounded to four decimals.
 
     Over all questions: counts, outcomes, and every measure with its interval. Then means only: EM by hops, EM and F1 by

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from agent_r1.records import Floats
 
 BLOCK_DRAWS = 1 << 22  # question draws held in memory at a time
 LEVEL = 0.95  # both tails together
@@ -24,7 +25,7 @@ Bounds = tuple[float, float]  # the least and the greatest value that a question
 SHARE: Bounds = (0, 1)  # success, and all measures but counts and returns
 DIFFERENCE: Bounds = (-1, 1)  # of two shares
 
-Values = Sequence[float] | NDArray[np.float64]  # [N]
+Values = Sequence[float] | Floats  # [N]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,14 +80,12 @@ def paired_difference(
     return interval(by_question, samples, seed, level, within=within)
 
 
-def interval_over_seeds(values: NDArray[np.float64], samples: int, seed: int) -> Interval:
+def interval_over_seeds(values: Floats, samples: int, seed: int) -> Interval:
     """The mean of one recipe's `values` [S, N] with its interval, as `difference_over_seeds` has it."""
     return difference_over_seeds(values, np.zeros((1, values.shape[1])), samples, seed, within=SHARE)
 
 
-def difference_over_seeds(
-    a: NDArray[np.float64], b: NDArray[np.float64], samples: int, seed: int, *, within: Bounds = DIFFERENCE
-) -> Interval:
+def difference_over_seeds(a: Floats, b: Floats, samples: int, seed: int, *, within: Bounds = DIFFERENCE) -> Interval:
     """The mean of `a` [S, N] minus that of `b` [S', N] on the same questions, with its interval.
 
     A recipe with `RECIPE_SEEDS` seeds or more stands for its trainings by any seed. Questions and seeds then have
@@ -116,14 +115,14 @@ def difference_over_seeds(
     return Interval(mean=mean, low=float(low), high=float(high))
 
 
-def _noise(values: NDArray[np.float64]) -> float:
+def _noise(values: Floats) -> float:
     """The mean square of values [S, N] beside the effects of seeds and of questions."""
     rest = values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
     s, n = values.shape
     return float((rest**2).sum() / ((s - 1) * (n - 1)))
 
 
-def half_width(parts: NDArray[np.float64], freedom: Sequence[int]) -> NDArray[np.float64]:
+def half_width(parts: Floats, freedom: Sequence[int]) -> Floats:
     """Half of Student's interval, for variances that are sums of parts [..., P] with degrees of freedom [P]."""
     from scipy.special import stdtrit  # its import takes longer than an interval
 
@@ -133,7 +132,7 @@ def half_width(parts: NDArray[np.float64], freedom: Sequence[int]) -> NDArray[np
     return np.asarray(stdtrit(np.maximum(joint, 1), (1 + LEVEL) / 2) * variance**0.5)
 
 
-def prediction(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def prediction(values: Floats) -> Floats:
     """By iteration the mean of a recipe's seeds [S, T], within the interval of a further seed: low, mean, high [3, T].
 
     It is Student's, for the variance of the seeds times 1 + 1 / S: the further seed varies, and so does the mean. An
@@ -162,7 +161,7 @@ class Variances(NamedTuple):
     samples: float  # of a sample of a seed at a question; 0 where each has one, as part of the noise
 
 
-def variances(recipes: Sequence[NDArray[np.float64]], samples: int) -> Variances:
+def variances(recipes: Sequence[Floats], samples: int) -> Variances:
     """The variances of recipes' success [S, N] on the same questions, each a mean of so many right or wrong samples.
 
     They are unbiased, but for negative ones, which are 0. A ValueError refuses less than two recipes, seeds, questions.
@@ -212,7 +211,7 @@ def foretold(of: Variances, seeds: int, questions: int, samples: int, recipes: i
     return Interval(mean=float(halves[0].mean()), low=float(low), high=float(high))
 
 
-def _resampled_means(values: NDArray[np.float64], samples: int, seed: int) -> NDArray[np.float64]:
+def _resampled_means(values: Floats, samples: int, seed: int) -> Floats:
     """[samples] means, each of N draws with replacement."""
     rng = np.random.default_rng(seed)
     n = len(values)

@@ -8,7 +8,6 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent_r1.evaluation import comparison, plots, runs_report, scores
 from agent_r1.evaluation.comparison import Evaluation
@@ -16,15 +15,15 @@ from agent_r1.evaluation.plots import SAMPLED, VALIDATED, Curve, final_scores, s
 from agent_r1.evaluation.scores import CEILING, FLOOR
 from agent_r1.evaluation.statistics import RECIPE_SEEDS, Interval, difference_over_seeds, interval_over_seeds
 from agent_r1.params.stages import Budget, EvaluateParams
-from agent_r1.records import Question, words_of
+from agent_r1.records import Floats, Mask, Question, words_of
 
 AT_THE_END = 3  # iterations
 EXPLAINED = "value/explained_return"  # logged if there is a critic
 TOLERANCE = 0.05  # share of a budget by which runs may differ that have it alike
 
 Agents = Mapping[str, Sequence[Evaluation]]  # by run or baseline, an evaluation per seed
-Hits = Mapping[str, NDArray[np.float64]]  # by run or baseline, success [S, N] of every seed and question
-Chosen = Mapping[str, NDArray[np.bool_]]  # by stratum, which questions [N] are in it
+Hits = Mapping[str, Floats]  # by run or baseline, success [S, N] of every seed and question
+Chosen = Mapping[str, Mask]  # by stratum, which questions [N] are in it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +36,7 @@ class SweptAgents:
     plan: str  # the paragraph of `told_apart`
     references: Sequence[str] = ()  # the first run and the first baseline if empty
     equal: Budget = "episodes"  # that runs should have alike
+    title: str = "Ablations"
 
     @property
     def agents(self) -> Agents:
@@ -61,7 +61,7 @@ def render_sweep(
     _draw(sweep, hits, means, folder, (word, answered))
     strata = {name: _strata(agents[reference][0], questions, name) for name in runs_report.strata_of(questions)}
     parts = [
-        "# Ablations",
+        f"# {sweep.title}",
         f"{_sizes(sweep, hits)}, {answered}. Brackets are 95 % intervals: over questions and seeds from "
         f"{RECIPE_SEEDS} seeds on, else of these policies, over questions.",
         sweep.plan,
@@ -117,12 +117,12 @@ def _with_budgets(sweep: SweptAgents, differences: Sequence[str]) -> str:
 def _differences(sweep: SweptAgents, hits: Hits, strata: Mapping[str, Chosen], draws: tuple[int, int]) -> list[str]:
     """Paragraphs with the differences from every reference, and from the first run by each of the strata."""
     first = next(iter(sweep.runs))
-    base = sweep.baselines[0].name
+    bases = [baseline.name for baseline in sweep.baselines[:1]]
 
-    def difference(name: str, reference: str, members: NDArray[np.bool_] | slice = slice(None)) -> Interval:
+    def difference(name: str, reference: str, members: Mask | slice = slice(None)) -> Interval:
         return difference_over_seeds(hits[name][:, members], hits[reference][:, members], *draws)
 
-    references = dict.fromkeys([*(sweep.references or (first, base)), *([FLOOR] if FLOOR in hits else [])])
+    references = dict.fromkeys([*(sweep.references or (first, *bases)), *([FLOOR] if FLOOR in hits else [])])
     parts = [
         "## Differences on the same questions",
         *runs_report.differences(
@@ -159,7 +159,7 @@ def _about_training(curves: Mapping[str, Sequence[Curve]], reference: str, word:
     ]
 
 
-def successes(agents: Agents) -> dict[str, NDArray[np.float64]]:
+def successes(agents: Agents) -> dict[str, Floats]:
     """Success [S, N] by agent, questions in one order. A ValueError refuses other questions, and episodes cut short."""
     evaluations = [*chain.from_iterable(agents.values())]
     if aborted := comparison.cut_short(evaluations):
@@ -205,7 +205,7 @@ def _scores_by_seed(agents: Agents, hits: Hits, means: Mapping[str, Interval], s
 
 def _training(curves: Mapping[str, Sequence[Curve]], word: str) -> str:
     shortest = min(plots.spent(curve, "seconds")[-1] for curve in chain.from_iterable(curves.values()))
-    at_equal_time = [f"at equal time, {shortest / 60:.1f} min"] * (len(curves) > 1)
+    at_equal_time = [f"at equal time, {shortest / 60:.1f} min"] * bool(len(curves) > 1 and shortest > 0)
     rows = []
     for run, seeds in curves.items():
         ends = [metrics for curve in seeds for metrics in curve[-AT_THE_END:]]
@@ -231,8 +231,8 @@ def _validations(curve: Curve) -> list[float]:
 
 def _first_alarm(curve: Curve) -> str:
     """The iteration of the first alarm."""
-    iterations = (str(int(metrics["iteration"])) for metrics in curve if metrics["monitor/alarms"])
-    return next(iterations, "none")
+    iterations = (str(int(metrics["iteration"])) for metrics in curve if metrics.get("monitor/alarms"))
+    return next(iterations, "none" if "monitor/alarms" in curve[0] else runs_report.ABSENT)
 
 
 def _counted(numbers: Sequence[int], noun: str) -> str:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from agent_r1.envs.base import is_prose, split_action
 from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.harmless import harmless_lines
-from agent_r1.records import QA, CallStatus, Decode, Question, Source, Step, Trajectory, words_of
+from agent_r1.records import QA, CallStatus, Decode, Question, Source, Step, Trajectory, questions_by_id, words_of
 
 WIDTH = 100  # columns of a line
 LABEL = 11  # columns of its label
@@ -93,7 +93,7 @@ def plain_text(tokenizer: PreTrainedTokenizerBase) -> Decode:
 
 def readable(trajectories: Sequence[Trajectory], questions: Sequence[Question], decode: Decode) -> dict[str, str]:
     """A right and a wrong episode as text, with prompts."""
-    by_id = {question.question_id: question for question in questions}
+    by_id = questions_by_id(questions)
     return {
         title: transcript(trajectory, by_id[trajectory.question_id], decode, with_prompt=True)
         for title, trajectory in worth_reading(trajectories, questions).items()
@@ -109,7 +109,7 @@ def examples(
     """A Markdown section with example transcripts of the first trained agent, if any; `trajectories` are by agent."""
     if not trained:
         return []
-    by_id = {question.question_id: question for question in questions}
+    by_id = questions_by_id(questions)
     base = {trajectory.question_id: trajectory for trajectory in trajectories.get(BASE_TOOL_CALL, [])}
     episodes = dict[str, Trajectory]()
     for title, trajectory in worth_reading(trajectories[trained[0]], questions).items():

@@ -7,11 +7,15 @@ code, as here.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from agent_r1.games import rules
+from agent_r1.games.players import Habits, Play, Player, Turn, at_random, game_of
+from agent_r1.games.rules import Start
+from agent_r1.params.games import BanditParams
 
 _SAFE_PAYS = 0.1
 _RISKY_PAYS = 1.0
@@ -103,3 +107,34 @@ class Game(rules.Game):
         if not self.won:
             return _SAFE_PAYS
         return _RISKY_PAYS if self._rng.random() < _RISKY_CHANCE else 0.0
+
+
+def best_arm(turn: Turn, rng: random.Random) -> Iterator[Play]:
+    """Pulls the arm that pays more on average."""
+    yield Play([game_of(turn, Game).board.high])
+
+
+def demonstrated_arm(habits: Habits) -> Player:
+    """Pulls an arm, with a thought that states which one is better; the habit is the safe one."""
+
+    def play(turn: Turn, rng: random.Random) -> Iterator[Play]:
+        board = game_of(turn, Game).board
+        [low] = {*board.arms} - {board.high}
+        arm = low if rng.random() < habits.habit else board.high
+        yield Play([arm], f"{low} is safe {board.high} pays more so {arm}")
+
+    return play
+
+
+def starts(params: BanditParams, split: str, seeds: range) -> Iterator[Start]:
+    """The board of each seed."""
+    if params.test_pairs == "turned":
+        draw = partial(Board.draw_known, turned=split == "test")
+    else:
+        draw = partial(Board.draw, pairs=TEST if split == "test" else TRAIN)
+    for seed in seeds:
+        board = draw(seed)
+        yield Start(board, f"Bandit, {' or '.join(board.arms)}, seed {seed}")
+
+
+PLAYERS = {"random": at_random, "oracle": best_arm, "demonstrator": demonstrated_arm(Habits(0.5, 0.0))}

@@ -7,23 +7,25 @@ where it was meant to with the chance `intended`, and else to one of its two sid
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent_r1.games import rules
-from agent_r1.games.rules import Cell, fewest_moves, found, just_one, require_rows
+from agent_r1.games.players import Habits, Play, Turn, at_random, away, demonstrator, game_of, straight
+from agent_r1.games.rules import Cell, Start, fewest_moves, found, just_one, require_rows
+from agent_r1.params.games import LakeParams
+from agent_r1.records import Floats, Int64s
 
 MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}  # in a circle: a move's sides are beside it
 _ICE, _HOLE, _START, _GOAL = "FHSG"
 _DECIMALS = 12  # to which chances of success are compared
 _MOST_AT_ONCE = 6
 
-Chances = NDArray[np.float64]
-Integers = NDArray[np.int64]
+Chances = Floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +148,7 @@ class Planner:
         self._leads = _transitions(board)  # [moves, cells, cells]
         self._at_goal = np.zeros(self._leads.shape[1])  # [cells]
         self._at_goal[self._number(board.goal)] = 1
-        self._solutions: dict[tuple[int, int], tuple[Chances, Integers]] = {}
+        self._solutions: dict[tuple[int, int], tuple[Chances, Int64s]] = {}
 
     def best(self, place: Cell, steps: int, moves: int) -> Best:
         """The best with so many steps left, and so many moves in all; among equals the plan with the fewest moves."""
@@ -157,7 +159,7 @@ class Planner:
     def _number(self, place: Cell) -> int:
         return place[0] * self._across + place[1]
 
-    def _solve(self, steps: int, moves: int) -> tuple[Chances, Integers]:
+    def _solve(self, steps: int, moves: int) -> tuple[Chances, Int64s]:
         """The chance from every cell and the number of its best plan, [cells] each."""
         if not steps or not moves:
             return self._at_goal, np.zeros(len(self._at_goal), np.int64)
@@ -188,3 +190,60 @@ def _transitions(board: Board) -> Chances:
                 to = place if board.cell(place) in _HOLE + _GOAL else board.after(place, turn)
                 leads[number, place[0] * across + place[1], to[0] * across + to[1]] += chance
     return leads
+
+
+class Ice:
+    """A lake as a demonstrator sees it: the distance of the goal, and the cells around.
+
+    The habit is to go straight to the goal, holes or not. `plan` and `after` hold if no move goes astray.
+    """
+
+    moves = tuple(MOVES)
+
+    def __init__(self, turn: Turn) -> None:
+        self._game = game_of(turn, Game)
+        self._board = self._game.board
+
+    def state(self) -> Cell:
+        return self._game.player
+
+    def facts(self, state: Cell) -> str:
+        around = " ".join(f"{move} {self._beside(state, move)}" for move in self.moves)
+        return f"goal {away(state, self._board.goal)} . {around}"
+
+    def plan(self, state: Cell) -> list[str]:
+        return self._board.way(state) or []
+
+    def habit(self, state: Cell) -> str:
+        return straight(state, self._board.goal)
+
+    def after(self, state: Cell, move: str) -> Cell:
+        return self._board.after(state, move)
+
+    def over(self, state: Cell) -> bool:
+        return self._board.cell(state) in "HG"
+
+    def _beside(self, state: Cell, move: str) -> str:
+        cell = self._board.after(state, move)
+        return "edge" if cell == state else {"H": "hole", "G": "goal"}.get(self._board.cell(cell), "ice")
+
+
+def best_walk(turn: Turn, rng: random.Random) -> Iterator[Play]:
+    """The moves with the best chance of the goal, in sight of the ice's chances but not of its draws."""
+    game = game_of(turn, Game)
+    planner = Planner(game.board, turn.moves_per_step)
+    while True:
+        way = game.board.way(game.player) if game.board.intended == 1 else None
+        moves = way or planner.best(game.player, turn.steps_left, turn.moves_left).moves
+        yield Play(moves[: turn.moves_per_step])
+
+
+def starts(params: LakeParams, split: str, seeds: range) -> Iterator[Start]:
+    """The board of each seed."""
+    for seed in seeds:
+        board = Board.draw(seed, size=params.size, frozen=params.frozen, intended=params.intended)
+        text = f"FrozenLake, {params.size} by {params.size}, seed {seed}"
+        yield Start(board, text, len(board.way(board.start) or []))
+
+
+PLAYERS = {"random": at_random, "oracle": best_walk, "demonstrator": demonstrator(Ice, Habits(0.5, 0.05))}

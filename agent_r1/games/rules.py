@@ -6,7 +6,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 MOST_CHARACTERS = 10_000  # of a setup
 MOST_CELLS = 12  # in a row or column
@@ -69,6 +69,14 @@ class WrittenBoard:
     def write(self) -> str:
         """Equal boards give equal text."""
         return json.dumps(asdict(self), ensure_ascii=False, sort_keys=True)
+
+
+class Start(NamedTuple):
+    """A board that a seed draws."""
+
+    board: WrittenBoard
+    text: str  # as a person would call it
+    solution: int | None = None  # moves of the best one
 
 
 def fewest_moves(

@@ -9,10 +9,13 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Self
 
 from agent_r1.games import rules
-from agent_r1.games.rules import Cell, fewest_moves, found, just_one, require_rows
+from agent_r1.games.players import Habits, Play, Turn, at_random, away, demonstrator, game_of, straight
+from agent_r1.games.rules import Cell, Start, fewest_moves, found, just_one, require_rows
+from agent_r1.params.games import SokobanParams
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 _CELLS = "#_OX√PS"  # wall, floor, target, box, box on a target, player, player on a target
@@ -169,3 +172,81 @@ class Game(rules.Game):
 def beside(place: Cell, move: str) -> Cell:
     """The cell in the direction of a move."""
     return place[0] + MOVES[move][0], place[1] + MOVES[move][1]
+
+
+class Room:
+    """A room as a demonstrator sees it: the places of box and target, the next push, and the cells around.
+
+    The habit is to walk straight to the box and push on. Of several boxes the one is meant that has to be pushed next.
+    """
+
+    moves = tuple(MOVES)
+
+    def __init__(self, turn: Turn) -> None:
+        self._game = game_of(turn, Game)
+        self._most = turn.moves_left
+        self._board = self._game.board
+        self._targets = self._game.board.targets
+        self._plans: dict[RoomState, list[str]] = {}
+
+    def state(self) -> RoomState:
+        return self._game.state
+
+    def facts(self, state: RoomState) -> str:
+        box, push = self._next(state)
+        target = min(self._targets - state.boxes)
+        around = " ".join(f"{move} {self._beside(state, move)}" for move in self.moves)
+        return f"box {away(state.player, box)} target {away(box, target)} . {push} . {around}"
+
+    def plan(self, state: RoomState) -> list[str]:
+        if state not in self._plans:
+            self._plans[state] = self._board.solve(state, self._most) or []
+        return self._plans[state]
+
+    def habit(self, state: RoomState) -> str:
+        return straight(state.player, self._next(state)[0])
+
+    def after(self, state: RoomState, move: str) -> RoomState:
+        return self._board.after(state, move)
+
+    def over(self, state: RoomState) -> bool:
+        return state.boxes == self._targets
+
+    def _next(self, state: RoomState) -> tuple[Cell, str]:
+        """The box that the plan pushes next, and where that is done from."""
+        start = state.player
+        for move in self.plan(state):
+            next_state = self.after(state, move)
+            if next_state.boxes != state.boxes:
+                return next_state.player, f"push {move} from {away(start, state.player)}"
+            state = next_state
+        return min(state.boxes - self._targets), "stuck"
+
+    def _beside(self, state: RoomState, move: str) -> str:
+        cell = beside(state.player, move)
+        if cell in state.boxes:
+            return "box"
+        return "wall" if self._board.wall(cell) else "target" if cell in self._targets else "floor"
+
+
+def best_pushes(turn: Turn, rng: random.Random) -> Iterator[Play]:
+    """The fewest moves that solve the room; where the moves left are too few, any."""
+    game = game_of(turn, Game)
+    while True:
+        moves = game.board.solve(game.state, turn.moves_left) or rng.choices(game.moves)
+        yield Play(moves[: turn.moves_per_step])
+
+
+def starts(params: SokobanParams, split: str, seeds: range) -> Iterator[Start]:
+    """The board of each seed; of the test split, if lengths are asked for, boards that the first seed draws."""
+    if split == "test" and params.test_lengths:
+        boards = Board.drawn_to(seeds.start, params.test_lengths, size=params.size, walls=params.walls)
+    else:
+        draw = partial(Board.draw, size=params.size, walls=params.walls, most_moves=params.most_moves)
+        boards = [*map(draw, seeds)]
+    for seed, board in zip(seeds, boards, strict=True):
+        plan = board.solve(board.start, params.most_moves) or []
+        yield Start(board, f"Sokoban, {params.size} by {params.size}, seed {seed}", len(plan))
+
+
+PLAYERS = {"random": at_random, "oracle": best_pushes, "demonstrator": demonstrator(Room, Habits(0.5, 0.05))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,9 +17,11 @@ from starlette.routing import Route
 from agent_r1.http.dialects import DIALECTS
 from agent_r1.http.dialects.conversation import ChatRequest, Dialect, Refused
 from agent_r1.http.guard import read_body, refusal
+from agent_r1.records import Json
 
 GONE = 499  # the status of an answer whose client is gone
 KEEP_ALIVE_S = 15.0  # between two signs of life in a stream
+ACTING = ": it is acting\n\n"  # such a sign
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -73,7 +75,7 @@ def require_model(name: str, model: str) -> None:
 async def answered(
     request: Request,
     work: asyncio.Future[T],
-    write: Callable[[T], str | dict[str, Any]],
+    write: Callable[[T], list[str] | Json],
     fail: Callable[[Refused], str],
     leave: Callable[[], object],
     *,
@@ -91,9 +93,10 @@ async def answered(
     async def late() -> AsyncIterator[str]:
         try:
             while not work.done():
-                yield ": it is acting\n\n"
+                yield ACTING
                 await asyncio.wait({work}, timeout=KEEP_ALIVE_S)
-            yield str(write(work.result()))
+            for part in write(work.result()):
+                yield part
         except Refused as fault:
             yield fail(fault)
         finally:
@@ -103,7 +106,26 @@ async def answered(
     if not work.done():
         return StreamingResponse(late(), media_type="text/event-stream")
     content = write(work.result())
-    return JSONResponse(content) if isinstance(content, dict) else Response(content, media_type="text/event-stream")
+    if isinstance(content, dict):
+        return JSONResponse(content)
+    return Response("".join(content), media_type="text/event-stream")
+
+
+async def lively(steps: AsyncGenerator[T]) -> AsyncGenerator[T | None]:
+    """The steps as they come, and None where the next one is so late that a stream has to show a sign of life."""
+    coming: asyncio.Task[T] | None = None
+    try:
+        while True:
+            coming = asyncio.create_task(anext(steps))
+            while not (await asyncio.wait({coming}, timeout=KEEP_ALIVE_S))[0]:
+                yield None
+            yield coming.result()
+    except StopAsyncIteration:
+        return
+    finally:
+        if coming:
+            coming.cancel()
+            await asyncio.wait({coming})
 
 
 async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

@@ -8,13 +8,14 @@ import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, Field
 
 from agent_r1.faults import ContextFull, WorldFault
 from agent_r1.http.client import BadAnswerError, Client, RefusalError, Retries, Shape, named_faults, parsed, read_key
 from agent_r1.params.sections import address
+from agent_r1.records import Json
 
 ENDPOINT_KEY = "AGENT_R1_ENDPOINT_KEY"  # the key of an endpoint, which its clients send
 MAX_TEXT = 1 << 20  # characters of one message
@@ -29,7 +30,7 @@ class _Part(BaseModel):
 
 
 class _Called(BaseModel):
-    function: dict[str, Any]  # `name` and `arguments`, an object or a text of JSON
+    function: Json  # `name` and `arguments`, an object or a text of JSON
 
 
 class _Said(BaseModel):
@@ -151,7 +152,7 @@ class Endpoint:
             logger.warning("%s is not told %s from now on: %s", self._who, name, words)
         return name
 
-    def stream(self, kind: type[Shape], body: dict[str, Any]) -> Iterator[Shape]:
+    def stream(self, kind: type[Shape], body: Json) -> Iterator[Shape]:
         """The events of a completion as they come, in the shape of a model; one attempt."""
         content = json.dumps(body | {"stream": True})
         with self._named():

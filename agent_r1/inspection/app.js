@@ -49,8 +49,9 @@ function start(data) {
     state.words = state.filters.search;
     state.shown = chosen(data.episodes, state.filters);
     at("list").replaceChildren(...state.shown.map(row));
-    const share = Math.round((100 * state.shown.filter((episode) => episode.right).length) / state.shown.length);
-    at("count").textContent = `${state.shown.length} of ${data.episodes.length}, ${state.shown.length ? `${share} %` : "none"} right`;
+    const scored = state.shown.filter((episode) => episode.right !== null);
+    const share = Math.round((100 * scored.filter((episode) => episode.right).length) / scored.length);
+    at("count").textContent = `${state.shown.length} of ${data.episodes.length}, ${scored.length ? `${share} %` : "none"} right`;
     const active = [...FILTERS.map(({ key }) => key), "low", "high"].filter((key) => state.filters[key] !== "").length;
     at("active").textContent = active ? `(${active} active)` : "";
     at("reset").hidden = !active && !state.filters.search;
@@ -84,7 +85,7 @@ function start(data) {
     const { twins } = state.current;
     at("twins").hidden = !twins.length;
     const usual = usualTwin(state.current);
-    const options = twins.map((one) => new Option(`⇄ ${whenText(one)} ${one.right ? "✓" : "✗"}`, String(one.place)));
+    const options = twins.map((one) => new Option(`⇄ ${whenText(one)} ${markOf(one)}`, String(one.place)));
     at("twin").replaceChildren(new Option("alone", ""), ...options);
     at("twin").value = state.beside === "usual" && usual ? String(usual.place) : state.beside;
   }
@@ -224,7 +225,7 @@ function row(episode) {
   body.append(node("p", episode.question.text));
   const failed = episode.steps.flatMap((step) => step.calls).find((call) => call.status !== "ok");
   const [stratum] = strata(episode.question);
-  const facts = [whenText(episode), stratum, `${episode.steps.length} steps`, `return ${signed(episode.return)}`];
+  const facts = [whenText(episode), stratum, `${episode.steps.length} steps`, earned(episode)];
   const line = node("p", facts.filter(Boolean).join(" · ").replace("1 steps", "1 step"), "quiet");
   if (failed) line.append(" ", node("span", failed.status.replaceAll("_", " "), "chip fault"));
   if (episode.outcome !== "answered") line.append(" ", node("span", episode.outcome.replaceAll("_", " "), "chip fault"));

@@ -11,13 +11,12 @@ from textwrap import shorten
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent_r1.credit.rewards import repeat_call, step_rewards
 from agent_r1.files import read_metrics
 from agent_r1.inspection.stored import StoredRun
 from agent_r1.params.credit import CreditParams
-from agent_r1.records import CallStatus, Decode, Outcome, Source, Trajectory
+from agent_r1.records import CallStatus, Decode, Floats, Outcome, Source, Trajectory
 from agent_r1.training.findings import TEACH
 from agent_r1.training.questions import VALIDATED
 
@@ -63,14 +62,18 @@ def audit(stored: StoredRun, params: CreditParams, max_tokens: int) -> list[Fail
     rises = gamed_rewards(read_metrics(stored.folder)[: stored.progress.iterations], params.rewards.weights)
     episodes = AuditedEpisodes()
     for iteration in stored.kept:
-        for trajectory, credit in zip(stored.trajectories(iteration), stored.credits(iteration), strict=True):
-            parts = step_rewards(trajectory, params, max_tokens)[1] if rises else {}
-            payments = [params.rewards.weights[part] * float(parts[part].sum()) for part in rises]
-            episodes.add(trajectory, credit.return_, payments, stored.decode, last=iteration == stored.kept[-1])
-    for part, payment in zip(rises, episodes.earned.T[2:], strict=True):
-        episodes.kinds[GAMED + part] = np.flatnonzero(payment > np.nanmean(payment)).tolist()
-    kinds = [episodes.of_kind(name, rises.get(name.removeprefix(GAMED), "")) for name in episodes.kinds]
-    return sorted(kinds, key=lambda kind: (not kind.gamed, not kind.named, -np.nan_to_num(kind.reward_lost)))
+        returns = {credit.trajectory_id: credit.return_ for credit in stored.credits(iteration)}
+        for trajectory in stored.trajectories(iteration):
+            return_ = returns.get(trajectory.trajectory_id)
+            payments: list[float] = []
+            if rises or return_ is None:
+                totals, parts = step_rewards(trajectory, params, max_tokens)
+                payments = [params.rewards.weights[part] * float(parts[part].sum()) for part in rises]
+                return_ = float(sum(totals)) if return_ is None else return_
+            episodes.add(trajectory, return_, payments, stored.decode, last=iteration == stored.kept[-1])
+    return sorted(
+        episodes.by_kind(rises), key=lambda kind: (not kind.gamed, not kind.named, -np.nan_to_num(kind.reward_lost))
+    )
 
 
 class AuditedEpisodes:
@@ -93,8 +96,14 @@ class AuditedEpisodes:
         values = [return_, trajectory.success, *payments]
         self._values.append([math.nan] * len(values) if trajectory.aborted else values)
 
+    def by_kind(self, rises: Mapping[str, str]) -> list[FailureKind]:
+        """All kinds, once all episodes are there; a gamed part's are those that it paid more than the mean."""
+        for part, payment in zip(rises, self.earned.T[2:], strict=True):
+            self.kinds[GAMED + part] = np.flatnonzero(payment > np.nanmean(payment)).tolist()
+        return [self.of_kind(name, rises.get(name.removeprefix(GAMED), "")) for name in self.kinds]
+
     @cached_property
-    def earned(self) -> NDArray[np.float64]:
+    def earned(self) -> Floats:
         """[E, 2 + gamed parts] the return, the success and what each gamed part paid; no numbers if cut short."""
         return np.array(self._values, np.float64)
 
@@ -146,7 +155,7 @@ def gamed_rewards(metrics: Sequence[Mapping[str, float]], weights: Mapping[str, 
     these iterations have fewer than FEWEST validations, that of the training questions.
     """
     rises: dict[str, str] = {}
-    smallest = SMALLEST_RISE * np.mean([line["reward/std"] for line in metrics])
+    smallest = SMALLEST_RISE * np.mean([line["reward/std"] for line in metrics] or [0.0])
     for window in (metrics, metrics[len(metrics) // 2 :]):
         split = "dev"
         success = [line[VALIDATED] for line in window if VALIDATED in line]

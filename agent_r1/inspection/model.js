@@ -95,13 +95,23 @@ function found(episode, words) {
 
 const FILTERS = [
   { key: "when", name: "When", of: (episode) => [whenText(episode)] },
-  { key: "right", name: "Answer", of: (episode) => [episode.right ? "right" : "wrong"] },
+  { key: "right", name: "Answer", of: (episode) => [verdictOf(episode)] },
   { key: "outcome", name: "Outcome", of: (episode) => [episode.outcome] },
   { key: "stratum", name: "Stratum", of: (episode) => Object.entries(episode.question.strata).map((one) => one.join(" ")) },
   { key: "call", name: "A tool call", of: (episode) => [...new Set(calls(episode))] },
   { key: "kind", name: "Went wrong", of: (episode) => episode.failures },
   { key: "change", name: "Same question", of: changes },
 ];
+
+// An aborted episode, or an imported one without a reward, has no score.
+function verdictOf(episode) {
+  if (episode.right === null) return "not scored";
+  return episode.right ? "right" : "wrong";
+}
+
+function markOf(episode) {
+  return { right: "✓", wrong: "✗", "not scored": "–" }[verdictOf(episode)];
+}
 
 function calls(episode) {
   const statuses = episode.steps.flatMap((step) => step.calls.map((call) => call.status));
@@ -112,8 +122,8 @@ function calls(episode) {
 function changes(episode) {
   if (!episode.twins.length) return ["asked once"];
   const all = episode.question.episodes; // in time
-  const [first, last] = [all[0].right, all.at(-1).right];
-  return ["asked again", first === last ? `stays ${last ? "right" : "wrong"}` : last ? "wrong, then right" : "right, then wrong"];
+  const [first, last] = [verdictOf(all[0]), verdictOf(all.at(-1))];
+  return ["asked again", first === last ? `stays ${last}` : `${first}, then ${last}`];
 }
 
 const SORTS = [

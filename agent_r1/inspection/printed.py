@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -15,13 +15,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.evaluation.comparison import AnswerPair, Comparison, compare, read_evaluation
+from agent_r1.evaluation.comparison import LIMITS, AnswerPair, Comparison, Evaluation, compare, read_evaluation
 from agent_r1.evaluation.statistics import Interval
 from agent_r1.harmless import harmless
+from agent_r1.imported.store import ABOUT, TEXT, read_imported
 from agent_r1.inspection.health import FailureKind
 from agent_r1.inspection.replay import IterationReplay, reads_untrained_values
 from agent_r1.params import Params
-from agent_r1.params.places import Places, RunId
+from agent_r1.params.places import IMPORTED, Places, RunId
 from agent_r1.params.sections import nearest
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
@@ -90,13 +91,27 @@ def compare_labels(settings: Params, a: str, b: str, *, sweep: str = "", anyway:
     folders = [_folder(settings.places, name, sweep) for name in (a, b)]
     if folders[0].resolve() == folders[1].resolve():
         raise ValueError(f"{a} and {b} are the same evaluation; name two")
-    evaluations = (read_evaluation(a, folders[0]), read_evaluation(b, folders[1]))
-    return compare(*evaluations, read_rows(settings.places.questions, Question), settings.evaluate, anyway=anyway)
+    first, second = (_read(name, folder) for name, folder in zip((a, b), folders, strict=True))
+    files = dict.fromkeys(_questions(settings.places, folder) for folder in folders)
+    questions = [*chain(*(read_rows(file, Question) for file in files))]
+    comparison = compare(first, second, questions, settings.evaluate, anyway=anyway)
+    text = any(TEXT in side.hashes[LIMITS] for side in (first, second) if LIMITS in side.hashes)
+    return comparison.without_tokens if text else comparison
+
+
+def _read(name: str, folder: Path) -> Evaluation:
+    return read_imported(name, folder) if (folder / ABOUT).exists() else read_evaluation(name, folder)
+
+
+def _questions(places: Places, folder: Path) -> Path:
+    own = folder / places.questions.name
+    return own if own.exists() else places.questions
 
 
 def _folder(places: Places, name: str, sweep: str) -> Path:
     labelled = places.evaluation(name, sweep)
-    for folder in (labelled, Path(name)):
+    of_others = [places.training(RunId.meant(name))] if name.startswith(f"{IMPORTED}/") else []
+    for folder in (labelled, *of_others, Path(name)):
         if (folder / "predictions.parquet").exists():
             return folder
     labels = [path.parent.name for path in sorted(labelled.parent.glob("*/predictions.parquet"))]
@@ -177,9 +192,7 @@ def replay_tables(replays: Sequence[IterationReplay]) -> Iterator[Table | str]:
     with_gradient = [line for line in lines if "policy/grad_norm" in line[2]]
     yield from _iterations("Gradient", GRADIENT, with_gradient, ABOUT_GRADIENT)
     yield from _spreads(replays)
-    for note in dict.fromkeys(row.policy.note for row in replays):
-        sharing = ", ".join(str(row.iteration) for row in replays if row.policy.note == note)
-        yield f"Policy of the gradient in iteration {sharing}: {note}."
+    yield from _policy_notes(replays)
     values = [(row.iteration, run.name, row.values) for row in replays if row.values]
     yield from _iterations("Critic", VALUES, values, ABOUT_VALUES)
     thoughts = [(row.iteration, run.name, row.thoughts) for row in replays if row.thoughts]
@@ -190,6 +203,12 @@ def replay_tables(replays: Sequence[IterationReplay]) -> Iterator[Table | str]:
                 f"{other.name} reads values at tokens that the critic of {run.name} was never trained at; replay a run "
                 "whose critic was to see the effect of the masks alone."
             )
+
+
+def _policy_notes(replays: Sequence[IterationReplay]) -> Iterator[str]:
+    for note in dict.fromkeys(row.policy.note for row in replays):
+        sharing = ", ".join(str(row.iteration) for row in replays if row.policy.note == note)
+        yield f"Policy of the gradient in iteration {sharing}: {note}."
 
 
 def _spreads(replays: Sequence[IterationReplay]) -> Iterator[Table]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from agent_r1.params import Params
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.stages import EvaluateParams, Protocol
 from agent_r1.params.train import TrainParams
-from agent_r1.records import Question, Trajectory, words_of
+from agent_r1.records import Metrics, Question, Trajectory, words_of
 from agent_r1.rollout.chat import Chat
 
 ROUNDING = 1e-9  # of returns
@@ -37,7 +36,7 @@ class Player:
     name: str
     trajectories: list[Trajectory]
     answered: list[AnsweredQuestion]
-    tools: dict[str, float]  # their use and latencies
+    tools: Metrics  # their use and latencies
     seconds: float
 
 
@@ -58,12 +57,6 @@ def players_of(settings: Params, questions: Sequence[Question], chat: Chat, by_p
     ]
     by_script = [player(name, name, lambda exam: exam.by_script(lambda: None)) for name in scripts]
     return [player("the policy", "tool_call", by_policy), *by_script]
-
-
-def training_questions(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
-    """At most `count` training questions, drawn by the seed."""
-    train = [question for question in questions if question.split == "train"]
-    return random.Random(seed).sample(train, min(count, len(train)))
 
 
 def profile_tables(

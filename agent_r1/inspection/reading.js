@@ -38,7 +38,7 @@ function episodeHead(episode, state) {
     verdict(episode),
     node("b", whenText(episode)),
     node("span", episode.answer || episode.outcome.replaceAll("_", " "), "said-answer"),
-    node("span", `return ${signed(episode.return)}`, "return"),
+    node("span", earned(episode), "return"),
     node("span", facts.filter(Boolean).join(" · "), "quiet"),
   );
   if (!episode[state.colouring.key] && state.colouring.key !== "none") {
@@ -48,8 +48,8 @@ function episodeHead(episode, state) {
 }
 
 function verdict(episode) {
-  const mark = node("span", episode.right ? "✓" : "✗", `mark ${episode.right ? "right" : "wrong"}`);
-  mark.title = episode.question.words[episode.right ? 0 : 1];
+  const mark = node("span", markOf(episode), `mark ${episode.right === null ? "quiet" : verdictOf(episode)}`);
+  mark.title = episode.right === null ? "not scored" : episode.question.words[episode.right ? 0 : 1];
   mark.setAttribute("role", "img");
   mark.setAttribute("aria-label", mark.title);
   return mark;

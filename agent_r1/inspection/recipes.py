@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from agent_r1.evaluation.plots import SAMPLED
 from agent_r1.evaluation.statistics import ROUNDING, prediction
-from agent_r1.facts import machine
 from agent_r1.files import model_hash, read_metrics, sha256, write_text
 from agent_r1.identity import read_start
 from agent_r1.inspection.stored import StoredRun
 from agent_r1.params import fingerprint
+from agent_r1.records import Floats
+from agent_r1.surroundings import machine
 
 COMPARED = ["model", "data", "prompt"]
 FACTS = ["seed", *COMPARED, "settings", "hardware"]
@@ -86,7 +86,7 @@ def write_band(path: Path, curves: Sequence[pd.DataFrame]) -> None:
     write_text(path, band.to_csv(index=False))
 
 
-def check(run: pd.DataFrame, band: pd.DataFrame) -> tuple[str, dict[str, NDArray[np.float64]]]:
+def check(run: pd.DataFrame, band: pd.DataFrame) -> tuple[str, dict[str, Floats]]:
     """Holds a run against a band, over the iterations that both have.
 
     A run has left the band where a metric is on one side of the interval of 95 % of new seeds for STREAK iterations in
@@ -108,7 +108,7 @@ def check(run: pd.DataFrame, band: pd.DataFrame) -> tuple[str, dict[str, NDArray
     return "; ".join([f"{_state(panels)} after {length} iterations", *events]), panels
 
 
-def _events(panels: Mapping[str, NDArray[np.float64]]) -> Iterator[str]:
+def _events(panels: Mapping[str, Floats]) -> Iterator[str]:
     """Where each metric left the band first, and the first alarm."""
     for metric, panel in panels.items():
         for start, side in islice(_departures(panel).items(), 1):
@@ -117,20 +117,20 @@ def _events(panels: Mapping[str, NDArray[np.float64]]) -> Iterator[str]:
         yield f"first alarm in iteration {place}"
 
 
-def _panel(run: pd.DataFrame, band: pd.DataFrame, metric: str, length: int) -> NDArray[np.float64]:
+def _panel(run: pd.DataFrame, band: pd.DataFrame, metric: str, length: int) -> Floats:
     """[4, T] a metric of the run's first `length` iterations, and the band's low, mean and high."""
     [values] = _by_seed(run, metric)[:, :length]
     return np.stack([values, *prediction(_by_seed(band, metric))[:, :length]])
 
 
-def _departures(panel: NDArray[np.float64]) -> dict[int, str]:
+def _departures(panel: Floats) -> dict[int, str]:
     """Where a run is on one side of a band [4, T] for STREAK iterations in a row: first iteration -> side."""
     values, low, _, high = panel
     sides = np.select([values > high + ROUNDING, values < low - ROUNDING], ["above", "below"], "inside").tolist()
     return {start: side for start, side in enumerate(sides) if sides[start : start + STREAK] in LEFT}
 
 
-def _state(panels: Mapping[str, NDArray[np.float64]]) -> str:
+def _state(panels: Mapping[str, Floats]) -> str:
     """How a run ends, by its success, the sides on which its metrics end, and its alarms."""
     success = panels[SAMPLED][0]
     departures = {metric: _departures(panel) for metric, panel in panels.items()}
@@ -143,7 +143,7 @@ def _state(panels: Mapping[str, NDArray[np.float64]]) -> str:
     return "collapsed" if collapsed else state
 
 
-def _by_seed(curves: pd.DataFrame, metric: str) -> NDArray[np.float64]:
+def _by_seed(curves: pd.DataFrame, metric: str) -> Floats:
     """A metric of curves [S, T]. A ValueError names an iteration that is missing, or has no number."""
     table = curves.pivot(index="seed", columns="iteration", values=metric)
     values = table.reindex(columns=range(table.shape[1])).to_numpy(np.float64)

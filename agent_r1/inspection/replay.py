@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.progress import track
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.credit.assign import Indices, assign
-from agent_r1.credit.batch import EQUAL, Floats, after_prompt, group_statistics, groups_of, returns_to_go
+from agent_r1.credit.batch import EQUAL, after_prompt, group_statistics, groups_of, returns_to_go
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
+from agent_r1.inspection.stored import ImportedRun, PolicyOnDisk, StoredRun, stored_run
 from agent_r1.inspection.thoughts import thoughts
 from agent_r1.learn import losses
 from agent_r1.learn.gradients import join_credit, policy_pass
@@ -30,11 +29,11 @@ from agent_r1.learn.model import load_tokenizer
 from agent_r1.learn.scoring import Compute, compute_of
 from agent_r1.params import Params
 from agent_r1.params.credit import CreditParams
-from agent_r1.params.places import RunId, adapter_in
+from agent_r1.params.places import IMPORTED, RunId, adapter_in
 from agent_r1.params.sections import changed, override, validated
 from agent_r1.params.train import TrainParams, UpdateParams
 from agent_r1.pretrained import default_device
-from agent_r1.records import Credit, Trajectory
+from agent_r1.records import Credit, Floats, Int64s, Metrics, Trajectory
 from agent_r1.teaching.teacher import ServedTeacher
 from agent_r1.training.watch import accepted_gap
 
@@ -61,7 +60,7 @@ class Replay(NamedTuple):
     """One iteration under one configuration."""
 
     configuration: Configuration
-    metrics: losses.Metrics  # of training, and of the comparison with the run's own configuration
+    metrics: Metrics  # of training, and of the comparison with the run's own configuration
 
 
 class Spread(NamedTuple):
@@ -70,7 +69,20 @@ class Spread(NamedTuple):
     low: float  # the smallest sample std of a group's returns
     high: float
     groups: int
-    metrics: losses.Metrics  # of these groups as one optimiser step; the cosine is with the gradient of all groups
+    metrics: Metrics  # of these groups as one optimiser step; the cosine is with the gradient of all groups
+
+
+class StoredIteration(NamedTuple):
+    """What a run kept of one iteration."""
+
+    number: int
+    policy: PolicyOnDisk  # that sampled it, or the nearest
+    trajectories: list[Trajectory]
+    credits: list[Credit]
+
+    def value_errors(self, params: CreditParams, max_tokens: int | None) -> Metrics:
+        """See `value_errors`."""
+        return value_errors(self.trajectories, self.credits, params, max_tokens)
 
 
 class IterationReplay(NamedTuple):
@@ -79,9 +91,9 @@ class IterationReplay(NamedTuple):
     iteration: int
     policy: PolicyOnDisk  # at which the gradients were taken
     replays: list[Replay]  # the run's own first
-    values: losses.Metrics  # errors of the run's critic; empty without one
+    values: Metrics  # errors of the run's critic; empty without one
     spreads: list[Spread]  # the smallest first; empty without gradients, or if no question was tried twice
-    thoughts: losses.Metrics  # what first thoughts say of their inputs; empty without gradients or thoughts
+    thoughts: Metrics  # what first thoughts say of their inputs; empty without gradients or thoughts
 
 
 def configurations(
@@ -93,6 +105,8 @@ def configurations(
     folder of the run's, if that is a registered version. Raises ValueError for an unknown or invalid one, or one that
     needs a critic that the run did not train.
     """
+    if run.sweep == IMPORTED:
+        return list(_of_imported(settings, ImportedRun(run, settings.places.training(run)), others, changes))
     settings = settings.of(run)
     nested = parse_changes(changes)
     base = settings.run(run)
@@ -110,6 +124,24 @@ def configurations(
             raise ValueError(f"{run.run} trained {lacking}; {remedy}")
         configs.append(Configuration(name, config))
     return configs
+
+
+def _of_imported(
+    settings: Params, stored: ImportedRun, others: Sequence[str], changes: Sequence[str]
+) -> Iterator[Configuration]:
+    """Other runs' configurations, with the rewards that an imported one paid; its own is not known."""
+    stored.require_exact()
+    if not others:
+        raise ValueError(f"how {stored.run} was credited is not in its files; name runs of params.yaml: --as grpo")
+    paid = {"rewards": stored.about.rewards.model_dump()}
+    for other in others:
+        name = " ".join([other, *changes])
+        train = override(settings.run(RunId(other)).model_dump(), parse_changes(changes))
+        train["credit"] |= paid
+        config = validated(TrainParams, train, f"{stored.run} replayed as {name}")
+        if config.credit.needs_critic or config.needs_reference:
+            raise ValueError(f"{name} has a critic or a reference, and no weights are imported; take one without them")
+        yield Configuration(name, config)
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
@@ -150,15 +182,10 @@ def replay(
     `iterations` see `StoredRun.choose`.
     """
     stored = stored_run(settings, run, folder)
+    with_gradient = with_gradient and run.sweep != IMPORTED
     numbers = stored.choose(iterations)
     replayer = Replayer(stored, compared, settings.of(run), with_gradient=with_gradient)
     return [replayer.replay(number) for number in track(numbers, "replay", disable=not sys.stderr.isatty())]
-
-
-def stored_run(settings: Params, run: RunId, folder: Path | None = None) -> StoredRun:
-    """A run on disk, in its own folder or another one."""
-    places = settings.of(run).places
-    return StoredRun(run.run, folder or places.training(run), places.warm_start)
 
 
 class Replayer:
@@ -185,45 +212,50 @@ class Replayer:
     def replay(self, number: int) -> IterationReplay:
         """Replays one iteration under every configuration."""
         logger.info("iteration %d: credit under %s", number, ", ".join(config.name for config in self.compared))
-        trajectories = self.stored.trajectories(number)
-        stored = self.stored.credits(number)
-        policy = self.stored.policy(trajectories[0].policy_version)
-        assigned = [self._assign(trajectories, stored, config) for config in self.compared]
+        stored = self._read(number)
+        assigned = [self._assign(stored, config) for config in self.compared]
         run_credits = assigned[0][0]
-        self._compare_with_stored(number, run_credits, stored)
+        if stored.credits:
+            self._compare_with_stored(stored, run_credits)
         replays = []
         first = None
         for config, (credits_, metrics) in zip(self.compared, assigned, strict=True):
-            gradient = self._gradient(number, policy, trajectories, credits_, config.train)
+            gradient = self._gradient(stored, stored.trajectories, credits_, config.train)
             first = first or gradient
-            metrics |= advantage_comparison(trajectories, credits_, run_credits)
+            metrics |= advantage_comparison(stored.trajectories, credits_, run_credits)
             replays.append(Replay(config, metrics | (gradient.compared_with(first) if gradient and first else {})))
         run = self.compared[0].train
-        critic = run.credit.needs_critic
-        gradient_of = partial(self._gradient, number, policy, config=run)
+        gradient_of = partial(self._gradient, stored, config=run)
         return IterationReplay(
             iteration=number,
-            policy=policy,
+            policy=stored.policy,
             replays=replays,
-            values=value_errors(trajectories, stored, run.credit, self.max_tokens) if critic else {},
-            spreads=list(spreads(trajectories, run_credits, gradient_of, first)) if first else [],
-            thoughts=thoughts(trajectories, self.learner_at(policy)) if first else {},
+            values=value_errors(stored.trajectories, stored.credits, run.credit, self.max_tokens)
+            if run.credit.needs_critic
+            else {},
+            spreads=list(spreads(stored.trajectories, run_credits, gradient_of, first)) if first else [],
+            thoughts=thoughts(stored.trajectories, self.learner_at(stored.policy)) if first else {},
         )
 
-    def _compare_with_stored(self, number: int, assigned: list[Credit], stored: list[Credit]) -> None:
-        gap = max(np.abs(new.advantages - old.advantages).max() for new, old in zip(assigned, stored, strict=True))
+    def _read(self, number: int) -> StoredIteration:
+        trajectories = self.stored.trajectories(number)
+        policy = self.stored.policy(trajectories[0].policy_version)
+        return StoredIteration(number, policy, trajectories, self.stored.credits(number))
+
+    def _compare_with_stored(self, stored: StoredIteration, assigned: list[Credit]) -> None:
+        pairs = zip(assigned, stored.credits, strict=True)
+        gap = max(np.abs(new.advantages - old.advantages).max() for new, old in pairs)
         if gap > OTHER_NUMERICS:
             logger.warning(
                 "iteration %d: the advantages that %s was trained with differ by up to %.2g from those of its "
                 "configuration in params.yaml, which has changed since; the comparison is with params.yaml's",
-                *(number, self.stored.run, gap),
+                *(stored.number, self.stored.run, gap),
             )
 
     def credited(self, number: int) -> list[list[Credit]]:
         """The credits of an iteration under every configuration."""
-        trajectories = self.stored.trajectories(number)
-        stored = self.stored.credits(number)
-        return [self._assign(trajectories, stored, config)[0] for config in self.compared]
+        stored = self._read(number)
+        return [self._assign(stored, config)[0] for config in self.compared]
 
     def learner_at(self, policy: PolicyOnDisk) -> Learner:
         """The learner with the weights of a policy that is on disk."""
@@ -232,24 +264,22 @@ class Replayer:
             self.taken = policy.path
         return self.learner
 
-    def _assign(
-        self, trajectories: list[Trajectory], stored: list[Credit], configuration: Configuration
-    ) -> tuple[list[Credit], losses.Metrics]:
+    def _assign(self, stored: StoredIteration, configuration: Configuration) -> tuple[list[Credit], Metrics]:
         """Assigns credit with the values that the run's critic gave in training."""
         train = configuration.train
-        values = [row.values for row in stored] if train.credit.needs_critic else None
+        values = [row.values for row in stored.credits] if train.credit.needs_critic else None
         reference = None
         if self.reference is not None and train.needs_reference:
-            reference = self.reference.logprobs(trajectories, [row.action_mask for row in trajectories])
+            reference = self.reference.logprobs(stored.trajectories, [row.action_mask for row in stored.trajectories])
         credits_, metrics = assign(
-            trajectories,
+            stored.trajectories,
             values,
             train.credit,
             reference=reference,
             questions=train.rollout.questions,
             max_tokens=self.max_tokens,
         )
-        if values and any(new.kept and not old.kept for new, old in zip(credits_, stored, strict=True)):
+        if values and any(new.kept and not old.kept for new, old in zip(credits_, stored.credits, strict=True)):
             dropped = f"{configuration.name} keeps trajectories that the filter of {self.stored.run} dropped"
             remedy = "choose the same filter, or an estimator without a critic"
             raise ValueError(f"{dropped}, and no values are stored for those; {remedy}")
@@ -271,17 +301,18 @@ class Replayer:
         return frozen(config.reference or start, compute_of(self.model, config.update, default_device()))
 
     def _gradient(
-        self, number: int, policy: PolicyOnDisk, rows: list[Trajectory], credits_: list[Credit], config: TrainParams
+        self, stored: StoredIteration, rows: list[Trajectory], credits_: list[Credit], config: TrainParams
     ) -> PolicyGradient | None:
+        policy = stored.policy
         if policy.path is None or not self.with_gradient:
             return None
-        logger.info("iteration %d: a gradient over %d trajectories", number, len(rows))
+        logger.info("iteration %d: a gradient over %d trajectories", stored.number, len(rows))
         compute = compute_of(self.model, config.update, default_device())
         gradient = policy_gradient(self.learner_at(policy).policy, rows, credits_, config.update, compute)
         measure, allowed = accepted_gap(compute.dtype, config.update.canary_tolerance)
         gap = gradient.metrics.get(f"policy/mismatch_{measure}", 0.0)
         if policy.sampled_it and gap > OTHER_MODEL * allowed:
-            other = f"{policy.path} is not the model that sampled iteration {number} of {self.stored.run}"
+            other = f"{policy.path} is not the model that sampled iteration {stored.number} of {self.stored.run}"
             remedy = "bring its outputs back (dvc checkout), or compare without gradients"
             raise ValueError(f"{other}: logprobs differ by {gap:.2g} nats ({measure}); {remedy}")
         return gradient
@@ -305,7 +336,7 @@ def spreads(
             yield Spread(stds[part].min(), stds[part].max(), count, gradient.compared_with(whole))
 
 
-def by_spread(stds: Floats, groups: NDArray[np.int64]) -> list[Indices]:
+def by_spread(stds: Floats, groups: Int64s) -> list[Indices]:
     """The rows [B] in parts by their groups' stds: those whose returns are equal, and thirds of the other groups.
 
     Source: RAGEN-2 (arXiv 2604.06268), gradients by bucket of reward variance.
@@ -318,7 +349,7 @@ def by_spread(stds: Floats, groups: NDArray[np.int64]) -> list[Indices]:
 
 def advantage_comparison(
     trajectories: Sequence[Trajectory], credits_: Sequence[Credit], others: Sequence[Credit]
-) -> dict[str, float]:
+) -> Metrics:
     """The share of tokens with an advantage, and the agreement with other credits of the same trajectories.
 
     `advantage/nonzero_share` is of the tokens after the first prompt of all trajectories, kept or not. Pearson's
@@ -339,20 +370,20 @@ def advantage_comparison(
 
 def value_errors(
     trajectories: Sequence[Trajectory], credits_: Sequence[Credit], params: CreditParams, max_tokens: int | None = None
-) -> dict[str, float]:
+) -> Metrics:
     """The errors of the kept trajectories' values against the undiscounted return to go.
 
     For action and observation tokens, if they occur: `value/<tokens>_rmse`, and `value/<tokens>_std` of that return,
     the error of the best constant.
     """
-    rows = [(t, credit) for t, credit in zip(trajectories, credits_, strict=True) if credit.kept]
+    rows = [row for row, credit in zip(trajectories, credits_, strict=True) if credit.kept]
     if not rows:
         return {}
-    values = np.concatenate([credit.values for _, credit in rows])
-    targets = np.concatenate([returns_to_go(t, step_rewards(t, params, max_tokens)[0]) for t, _ in rows])
-    actions = np.concatenate([trajectory.action_mask for trajectory, _ in rows])
-    observations = np.concatenate([after_prompt(trajectory.source) for trajectory, _ in rows]) & ~actions
-    errors: dict[str, float] = {}
+    values = np.concatenate([credit.values for credit in credits_ if credit.kept])
+    targets = np.concatenate([returns_to_go(row, step_rewards(row, params, max_tokens)[0]) for row in rows])
+    actions = np.concatenate([row.action_mask for row in rows])
+    observations = np.concatenate([after_prompt(row.source) for row in rows]) & ~actions
+    errors: Metrics = {}
     for name, mask in (("action", actions), ("observation", observations)):
         if mask.any():
             errors[f"value/{name}_rmse"] = float(np.sqrt(np.mean((values[mask] - targets[mask]) ** 2)))
@@ -366,7 +397,7 @@ class PolicyGradient:
 
     sampled: Tensor  # [P] float32, on the CPU
     observed: Tensor  # [P] float32, on the CPU; 0 with the loss mask on
-    metrics: losses.Metrics  # of the step, as training logs them; empty if no token is trained on
+    metrics: Metrics  # of the step, as training logs them; empty if no token is trained on
     observed_loss_share: float  # of the sum of the tokens' absolute losses; 0 if that is 0
 
     @property
@@ -381,7 +412,7 @@ class PolicyGradient:
         both = _squared_norm(self.sampled) + observed
         return observed / both if both else 0.0
 
-    def compared_with(self, other: PolicyGradient) -> losses.Metrics:
+    def compared_with(self, other: PolicyGradient) -> Metrics:
         """The metrics of this gradient, and its cosine with another one of the same policy."""
         return {
             **self.metrics,
@@ -406,22 +437,31 @@ def policy_gradient(
     """
     rows = join_credit(policy, trajectories, credits, params, compute)  # those not kept have no loss token
     divisor = losses.normaliser([row.loss_tokens for row in rows], params)
-    weights = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    sampled, observed = torch.zeros(2, sum(weight.numel() for weight in weights))
+    weights = [weight for weight in policy.parameters() if weight.requires_grad]
+    gradients = torch.zeros(2, sum(weight.numel() for weight in weights))  # through sampled tokens, and through others
     batches: list[losses.LossTokens] = []
     for tokens, _ in policy_pass(policy, rows, params, compute, learn=True, whole=True):
-        for part, gradient in ((tokens.sampled, sampled), (~tokens.sampled, observed)):
-            if part.any():
-                loss = (losses.token_losses(_only(tokens, part), params) * tokens.weights).sum() / divisor
-                _add_gradient(gradient, loss, weights)
+        for gradient, part in zip(gradients, _parts(tokens), strict=True):
+            if part:
+                _add_gradient(gradient, (losses.token_losses(part, params) * part.weights).sum() / divisor, weights)
         batches.append(tokens.detach())
+    return PolicyGradient(gradients[0], gradients[1], *_measures(batches, params, divisor))
+
+
+def _parts(tokens: losses.LossTokens) -> list[losses.LossTokens | None]:
+    """The tokens with a graph for those that were sampled alone, and for all others alone; None without any."""
+    return [_only(tokens, part) if part.any() else None for part in (tokens.sampled, ~tokens.sampled)]
+
+
+def _measures(batches: Sequence[losses.LossTokens], params: UpdateParams, divisor: int) -> tuple[Metrics, float]:
+    """The metrics of a step, and what tokens that were not sampled have of its loss."""
     if not batches:
-        return PolicyGradient(sampled, observed, {}, 0.0)
+        return {}, 0.0
     step = losses.concatenate(batches)
-    return PolicyGradient(sampled, observed, _step_metrics(step, params, divisor), _observed_loss_share(step, params))
+    return _step_metrics(step, params, divisor), _observed_loss_share(step, params)
 
 
-def _step_metrics(step: losses.LossTokens, params: UpdateParams, divisor: int) -> losses.Metrics:
+def _step_metrics(step: losses.LossTokens, params: UpdateParams, divisor: int) -> Metrics:
     acting = step.sampled
     metrics = losses.policy_metrics(step, params, divisor, int(acting.sum()))
     return metrics | losses.mismatch_metrics(step.logprobs[acting], step.sampler_logprobs[acting])

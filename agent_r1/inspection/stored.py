@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, takewhile, zip_longest
@@ -14,11 +14,14 @@ from typing import NamedTuple, TypeVar
 
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.evaluation.comparison import POLICY, differences_of_setting, read_evaluation
-from agent_r1.files import sha256
+from agent_r1.files import EVALUATION_HASHES, sha256
+from agent_r1.imported.store import read_about, tokens_in
 from agent_r1.learn import checkpoint
 from agent_r1.learn.model import load_tokenizer
+from agent_r1.params import Params
 from agent_r1.params.credit import CreditParams
-from agent_r1.params.places import policy_in
+from agent_r1.params.places import IMPORTED, RunId, policy_in
+from agent_r1.params.train import TrainParams
 from agent_r1.records import Credit, Decode, Floats32, Proof, Question, Trajectory
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows
@@ -110,6 +113,55 @@ class StoredRun:
         return self.folder / kind / f"{iteration:03d}.parquet"
 
 
+class ImportedRun(StoredRun):
+    """A run of another trainer, without credit and weights."""
+
+    def __init__(self, run: RunId, folder: Path) -> None:
+        """Opens what was imported into a folder."""
+        self.about = read_about(folder)
+        self.run = run.label
+        self.folder = self.policy_folder = folder
+        self.progress = checkpoint.Progress(iterations=self.about.steps[-1] + 1, policy_version=0)
+        self.kept = sorted(self.about.steps)
+
+    @cached_property
+    def decode(self) -> Decode:
+        """Token ids as text."""
+        return tokens_in(self.folder).decode
+
+    def require_exact(self) -> None:
+        """Raises ValueError if an episode of it has no ids and logprobs of its sampler's."""
+        if self.about.exact < self.about.rows:
+            needed = (
+                "a replay needs ids and logprobs of each action, as NeMo Gym's, ATIF's and verifiers' traces have them"
+            )
+            raise ValueError(f"{self.folder}: {self.about}; {needed}")
+
+    def credits(self, iteration: int) -> list[Credit]:
+        """None: its trainer's are not known."""
+        return []
+
+    def policy(self, version: int) -> PolicyOnDisk:
+        """None: its weights are elsewhere."""
+        return PolicyOnDisk(None, False, "none, weights are not imported")
+
+
+def stored_run(settings: Params, run: RunId, folder: Path | None = None) -> StoredRun:
+    """A run on disk, in its own folder or another one."""
+    places = settings.of(run).places
+    folder = folder or places.training(run)
+    return ImportedRun(run, folder) if run.sweep == IMPORTED else StoredRun(run.run, folder, places.warm_start)
+
+
+def open_run(settings: Params, run: RunId) -> tuple[StoredRun, TrainParams]:
+    """A run on disk, and its configuration; of another trainer's, the rewards that it paid are all that is known."""
+    stored = stored_run(settings, run)
+    if not isinstance(stored, ImportedRun):
+        return stored, settings.run(run)
+    credit = settings.train.credit.model_copy(update={"rewards": stored.about.rewards, "estimator": "grpo"})
+    return stored, settings.train.model_copy(update={"credit": credit, "seed": run.seed or 0})
+
+
 class When(enum.StrEnum):
     """The phase in which a policy acted."""
 
@@ -148,11 +200,11 @@ class Selection:
         with the `examples`, which are ids.
         """
         tested = self._tested(count // 4, before, after)
-        return interleaved([tested, self._trained(count - sum(map(len, tested)), examples)])
+        return interleaved([tested, self.trained(count - sum(map(len, tested)), examples)])
 
     def _tested(self, count: int, before: Path, after: Path) -> list[list[PageTrajectory]]:
         """Pairs of answers before and after training; none, and a line in the log, without two that can be compared."""
-        if not all((folder / "hashes.json").exists() for folder in (before, after)):
+        if not all((folder / EVALUATION_HASHES).exists() for folder in (before, after)):
             logger.info("the page shows no test questions: %s or %s is not there yet", before, after)
             return []
         first, second = (read_evaluation(str(folder), folder) for folder in (before, after))
@@ -170,7 +222,7 @@ class Selection:
         untrained = [self._entry(When.BEFORE, row) for row in first.trajectories]
         return pairs(untrained, answers, count // samples, seed=self._seed)
 
-    def _trained(self, count: int, examples: Collection[str]) -> list[list[PageTrajectory]]:
+    def trained(self, count: int, examples: Collection[str]) -> list[list[PageTrajectory]]:
         """Groups of one question, whose trajectories are taken from the kept iterations in turns."""
         kept = self._stored.kept
         places = [kept[place] for place in spread(len(kept), max(1, count // PER_ITERATION))]
@@ -187,16 +239,19 @@ class Selection:
         credits_ = {credit.trajectory_id: credit for credit in self._stored.credits(iteration)}
         proofs = {proof.trajectory_id: proof.learner_logprobs for proof in self._stored.proofs(iteration)}
         rows = self._stored.trajectories(iteration)
-        first = [row for row in rows if row.trajectory_id in examples]
-        drawn = from_iteration(rows, count, recurring=recurring, proved=proofs, seed=self._seed)
-        by_id = {row.trajectory_id: row for row in [*first, *drawn]}
+        shown = [row for row in rows if row.trajectory_id in examples]
+        shown += from_iteration(rows, count, recurring=recurring, proved=proofs, seed=self._seed)
+        by_id = {row.trajectory_id: row for row in shown}
         episodes = [
-            self._entry(When.TRAINING, row, credits_[name], proofs.get(name))
+            self._entry(When.TRAINING, row, credits_.get(name), proofs.get(name))
             for name, row in islice(by_id.items(), count)
         ]
-        questions = {episode.question.question_id for episode in episodes}
-        demonstrations = [row for row in self._stored.demonstrations(iteration) if row.question_id in questions]
-        return [*episodes, *(self._entry(When.DEMONSTRATION, row) for row in demonstrations)]
+        return [*episodes, *self._demonstrations(iteration, {episode.question.question_id for episode in episodes})]
+
+    def _demonstrations(self, iteration: int, questions: Collection[str]) -> Iterator[PageTrajectory]:
+        for row in self._stored.demonstrations(iteration):
+            if row.question_id in questions:
+                yield self._entry(When.DEMONSTRATION, row)
 
     def _entry(
         self, when: When, trajectory: Trajectory, credit: Credit | None = None, learners: Floats32 | None = None
@@ -206,7 +261,11 @@ class Selection:
             lacking = f"question {trajectory.question_id!r} of {self._stored.run} is not among the prepared ones"
             remedy = "set prepare: as it was when the run was trained and run `dvc repro prepare`"
             raise ValueError(f"{lacking}; {remedy}, or train the run again")
-        params = self._credit if credit else self._credit.model_copy(update={"rewards": self._credit.rewards.built_in})
+        params = (
+            self._credit
+            if when is When.TRAINING
+            else self._credit.model_copy(update={"rewards": self._credit.rewards.built_in})
+        )
         totals, parts = step_rewards(trajectory, params, self._max_tokens)
         if credit is not None and abs(credit.return_ - totals.sum()) > ROUNDING:
             stored = f"trajectory {trajectory.trajectory_id!r} has a return of {credit.return_:g}"

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from agent_r1.credit.batch import Floats
 from agent_r1.learn.learner import Learner
-from agent_r1.learn.losses import Metrics
-from agent_r1.records import Trajectory
+from agent_r1.records import Decode, Floats, Metrics, Trajectory
 from agent_r1.rollout.sampling import Action
 from agent_r1.training.watch import with_action
 
-Decode = Callable[[Sequence[int]], str]
 CROSSED = 16  # thoughts that are read under each other's inputs
 
 

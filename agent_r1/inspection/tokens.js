@@ -106,6 +106,11 @@ function signed(value) {
   return value > 0 ? `+${short(value)}` : short(value);
 }
 
+// What was cut short, or never graded, earned nothing that is known.
+function earned(episode) {
+  return episode.return === null ? "no return" : `return ${signed(episode.return)}`;
+}
+
 function node(tag, content = "", className = "") {
   const element = document.createElement(tag);
   element.textContent = content;

@@ -25,11 +25,11 @@ from agent_r1.evaluation.comparison import latest_folder
 from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.files import sha256, write_text
 from agent_r1.inspection.health import FailureKind, audit
-from agent_r1.inspection.stored import PageTrajectory, Selection, StoredRun, When
+from agent_r1.inspection.stored import ImportedRun, PageTrajectory, Selection, StoredRun, When, open_run
 from agent_r1.params import Params, load
 from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
-from agent_r1.records import QA, Decode, Question, StopReason, words_of
+from agent_r1.records import QA, Decode, Floats, Floats32, Json, Mask, Question, StopReason, questions_by_id, words_of
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 
@@ -60,8 +60,8 @@ class Payload:
         self._pieces = Pieces(decode)
         self._tokens: Alphabet[tuple[int, str]] = Alphabet()  # id and text
         self._numbers: Alphabet[Number] = Alphabet()
-        self._questions: dict[str, dict[str, Any]] = {}  # by id
-        self._episodes: list[dict[str, Any]] = []
+        self._questions: dict[str, Json] = {}  # by id
+        self._episodes: list[Json] = []
 
     def add(self, entry: PageTrajectory) -> None:
         """Adds a trajectory, and its question if it is new."""
@@ -77,7 +77,7 @@ class Payload:
         }
         self._episodes.append(self._episode(entry))
 
-    def content(self, about: Mapping[str, Any]) -> dict[str, Any]:
+    def content(self, about: Mapping[str, Any]) -> Json:
         """The page's data: `about`, and all that was added."""
         return {
             **about,
@@ -87,7 +87,7 @@ class Payload:
             "episodes": self._episodes,
         }
 
-    def _episode(self, entry: PageTrajectory) -> dict[str, Any]:
+    def _episode(self, entry: PageTrajectory) -> Json:
         trajectory = entry.trajectory
         ids = trajectory.token_ids.tolist()
         pieces = [text for context in trajectory.contexts for text in self._pieces.of(ids[context])]
@@ -102,8 +102,8 @@ class Payload:
             "version": trajectory.policy_version,
             "outcome": trajectory.outcome,
             "answer": trajectory.answer,
-            "right": bool(trajectory.success),
-            "return": _number(float(entry.totals.sum())),
+            "right": None if trajectory.aborted else bool(trajectory.success),
+            "return": None if trajectory.aborted else _number(float(entry.totals.sum())),
             "contexts": trajectory.context_starts,
             "tokens": self._tokens.spell(zip(ids, pieces, strict=True)),
             "source": run_lengths(trajectory.source.tolist()),
@@ -112,13 +112,13 @@ class Payload:
             **{name: self._spelled(numbers, sampled) for name, numbers in _numbers(entry).items()},
         }
 
-    def _spelled(self, numbers: Numbers, sampled: NDArray[np.bool_]) -> str:
+    def _spelled(self, numbers: Numbers, sampled: Mask) -> str:
         """Spells the numbers [L] of the sampled tokens; of all tokens if another one has a number too."""
         chosen_numbers = numbers if numbers[~sampled].any() else numbers[sampled]
         return self._numbers.spell(map(_number, chosen_numbers.tolist()))
 
 
-def _steps(entry: PageTrajectory, pieces: Sequence[str]) -> list[dict[str, Any]]:
+def _steps(entry: PageTrajectory, pieces: Sequence[str]) -> list[Json]:
     trajectory = entry.trajectory
     return [
         {
@@ -155,7 +155,7 @@ def _numbers(entry: PageTrajectory) -> dict[str, Numbers]:
     return numbers
 
 
-def _distance(entry: PageTrajectory, logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
+def _distance(entry: PageTrajectory, logprobs: Floats32) -> Floats:
     """The sampler's logprobs minus others, at the sampled tokens; 0 elsewhere."""
     trajectory = entry.trajectory
     return np.where(trajectory.action_mask, np.subtract(trajectory.logprobs, logprobs, dtype=np.float64), 0.0)
@@ -233,13 +233,11 @@ logger = logging.getLogger(__name__)
 def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: int = 20) -> None:
     """Writes a training's page to outputs/view/LABEL.html or `out`; MLflow gets it too, and traces that it lacks."""
     settings = load().of(run)
-    config = settings.run(run)
-    places = settings.places
-    stored = StoredRun(run.run, places.training(run), places.warm_start)
+    stored, config = open_run(settings, run)
     kinds = audit(stored, config.credit, settings.env.max_tokens)
-    groups = _groups(settings, run, stored, trajectories, kinds)
+    groups = _groups(settings, run, stored, config, trajectories, kinds)
     text = page(run.label, _about(stored, config, kinds), groups, stored.decode)
-    path = out or places.page(run)
+    path = out or settings.places.page(run)
     write_text(path, text)
     logger.info("%s: %.1f MB", path, len(text) / 1e6)
     recent = [entry for entry in chain.from_iterable(groups) if entry.when is not When.BEFORE]
@@ -247,16 +245,19 @@ def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: i
 
 
 def _groups(
-    settings: Params, run: RunId, stored: StoredRun, count: int, kinds: Sequence[FailureKind]
+    settings: Params, run: RunId, stored: StoredRun, config: TrainParams, count: int, kinds: Sequence[FailureKind]
 ) -> list[list[PageTrajectory]]:
     """At most `count` trajectories, with the latest of each kind of failure."""
-    config = settings.run(run)
     places = settings.places
-    questions = {row.question_id: row for row in read_rows(places.questions, Question)}
+    imported = isinstance(stored, ImportedRun)
+    file = stored.folder / places.questions.name if imported else places.questions
+    questions = questions_by_id(read_rows(file, Question))
     selection = Selection(stored, questions, config.credit, settings.env.max_tokens, config.seed)
+    examples = {kind.episodes[-1] for kind in kinds[: count // 8]}
+    if imported:
+        return selection.trained(count, examples)
     version = registry.of_policy(sha256(stored.policy_folder), places.model)
     after = (latest_folder(version, places) if version else None) or places.evaluation(run.label, run.sweep)
-    examples = {kind.episodes[-1] for kind in kinds[: count // 8]}
     return selection.groups(count, places.evaluation(BASE_TOOL_CALL), after, examples)
 
 
@@ -271,19 +272,19 @@ def _track(stored: StoredRun, text: str, traced: Sequence[PageTrajectory]) -> No
     logger.info("MLflow run %s: %s and %d new traces", tracked.run_id, ARTIFACT, added)
 
 
-def _about(stored: StoredRun, config: TrainParams, kinds: Sequence[FailureKind]) -> dict[str, Any]:
+def _about(stored: StoredRun, config: TrainParams, kinds: Sequence[FailureKind]) -> Json:
     """What a page says of its run; see `page`."""
+    own = [
+        ["seed", str(config.seed)],
+        ["estimator", config.credit.estimator],
+        ["iterations", str(stored.progress.iterations)],
+        ["policy updates", str(stored.progress.policy_version)],
+    ]
     return {
-        "facts": [
-            ["run", stored.run],
-            ["seed", str(config.seed)],
-            ["estimator", config.credit.estimator],
-            ["iterations", str(stored.progress.iterations)],
-            ["policy updates", str(stored.progress.policy_version)],
-        ],
+        "facts": [["run", stored.run], *([["holds", str(stored.about)]] if isinstance(stored, ImportedRun) else own)],
         "weights": {name: weight for name, weight in config.credit.rewards.weights.items() if weight},
         "failures": {kind.kind: kind.episodes for kind in kinds},
-        "notes": NOTES,
+        "notes": NOTES * (not isinstance(stored, ImportedRun)),
     }
 
 

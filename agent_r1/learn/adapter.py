@@ -5,10 +5,12 @@ Source: Hu et al. 2021 (arXiv 2106.09685), as implemented by peft. Dropout is of
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -103,13 +105,19 @@ class Parameters:
 
 
 def count_parameters(config: PretrainedConfig, adapter: LoraParams | None) -> Parameters:
-    """Counts the weights of a model on the meta device, which holds none."""
+    """Counts the weights of a model on the meta device, which holds none. Those of a shape are counted once."""
+    shape: Any = config.get_text_config()  # mypy takes its class for unhashable
+    return _counted(shape.__class__, shape.to_json_string(), adapter and adapter.model_dump_json())
+
+
+@lru_cache
+def _counted(kind: type[PretrainedConfig], shape: str, adapter: str | None) -> Parameters:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config.get_text_config(), trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(kind.from_dict(json.loads(shape)), trust_remote_code=False)
         policy = sum(weight.numel() for weight in model.parameters())
         backbone = sum(weight.numel() for weight in model.base_model.parameters())
         if adapter:
-            attach(model, adapter, seed=0)
+            attach(model, LoraParams.model_validate_json(adapter), seed=0)
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     return Parameters(policy=policy, backbone=backbone, adapters=trained if adapter else 0)
 

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
-from agent_r1.files import clear_leftovers, replaced_folder, sha256
+from agent_r1.files import SUMS, clear_leftovers, read_sums, replaced_folder, sha256, write_sums
 from agent_r1.params.places import adapter_in
 
 if TYPE_CHECKING:  # readers of a checkpoint's progress depend on no learner
@@ -31,7 +32,6 @@ if TYPE_CHECKING:  # readers of a checkpoint's progress depend on no learner
 POLICY = "policy"
 LEARNER = "learner"
 PROGRESS = "progress.json"
-SUMS = "SHA256SUMS"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,8 @@ class Progress:
     rollbacks: int = 0  # times the run went back to an earlier checkpoint
     stopped: bool = False  # whether the run was ended before its last iteration
     code: list[tuple[int, str]] = field(default_factory=list)  # (first iteration, digest) of the code that trained it
-    policy_from: int | None = None  # the first iteration after the critic's warm-up; None before, and in older versions
+    machines: list[tuple[int, str]] = field(default_factory=list)  # (first iteration, machine) where it was trained
+    policy_from: int | None = None  # the first iteration after the critic's warm-up; None before
     accepted: str = ""  # digest of other code under which the complete run was accepted as it is
     changes: list[str] = field(default_factory=list)  # of settings in words, with the first iteration under each
     decays_over: int | None = None  # iterations of the rates' decay where the run became longer since
@@ -137,22 +138,20 @@ def amend(folder: Path, record: Progress, policy_of: Path | None = None, *, lear
     """
     if policy_of:
         require_whole(policy_of, POLICY)
-    hashes = {name: digest for name, digest in _sums(folder) if name != PROGRESS}
+    hashes = {name: digest for name, digest in read_sums(folder) if name != PROGRESS}
     left_out = [PROGRESS, SUMS, *([POLICY] if policy_of else []), *([] if learner else [LEARNER])]
     with replaced_folder(folder) as fresh:
         shutil.copytree(folder, fresh, copy_function=os.link, ignore=shutil.ignore_patterns(*left_out))
         if policy_of:
             shutil.copytree(policy_of / POLICY, fresh / POLICY, copy_function=os.link)
-            hashes |= {name: digest for name, digest in _sums(policy_of) if name != PROGRESS}
+            hashes |= {name: digest for name, digest in read_sums(policy_of) if name != PROGRESS}
         seal(fresh, record, hashes)
 
 
-def seal(fresh: Path, record: Progress, stored_hashes: Mapping[str, str] | None = None) -> None:
+def seal(fresh: Path, record: Progress, stored_hashes: Mapping[str, str] = MappingProxyType({})) -> None:
     """Completes a checkpoint's folder by its record and the hashes of all files; `stored_hashes` are not recomputed."""
     (fresh / PROGRESS).write_text(json.dumps(asdict(record), indent=2) + "\n")
-    names = [str(path.relative_to(fresh)) for path in sorted(fresh.rglob("*")) if path.is_file()]
-    hashes = {name: (stored_hashes or {}).get(name) or sha256(fresh / name) for name in names}
-    (fresh / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in hashes.items()))
+    write_sums(fresh, stored_hashes)
 
 
 def progress(folder: Path) -> Progress | None:
@@ -194,13 +193,13 @@ def require_whole(folder: Path, part: str = "") -> None:
 
     A ValueError names the first file that is not as it was written, or says that hashes are missing.
     """
-    sums = _sums(folder)
+    sums = read_sums(folder)
     pairs = [(folder / name, expected) for name, expected in sums if name.startswith(part)]
     changed = next((file for file, expected in pairs if not file.is_file() or sha256(file) != expected), None)
     listed = PROGRESS in dict(sums)  # its line is the last, so the list is whole
     if listed and not changed:
         return
-    if sums != _sums(folder):  # a training has just written a newer checkpoint
+    if sums != read_sums(folder):  # a training has just written a newer checkpoint
         require_whole(folder, part)
         return
     path = shlex.quote(str(folder))
@@ -215,10 +214,3 @@ def require_whole(folder: Path, part: str = "") -> None:
         f"{folder} has no {SUMS}, the hashes of its files, which the older version of the project that made it did not "
         f"write; write them: `{write}`"
     )
-
-
-def _sums(folder: Path) -> list[tuple[str, str]]:
-    """The name and hash of each file of a checkpoint; none where the hashes are missing."""
-    file = folder / SUMS
-    lines = file.read_bytes().decode(errors="replace").removesuffix("\n").split("\n") if file.exists() else []
-    return [(name, expected) for expected, _, name in (line.partition("  ") for line in lines)]

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PretrainedConfig
 
-from agent_r1.learn.adapter import count_parameters
 from agent_r1.learn.memory import Demand, demand_of, total_gib
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
@@ -36,10 +35,9 @@ class Fit(NamedTuple):
 def fit(config: PretrainedConfig, settings: Params, run: RunId, gpu_gib: float) -> Fit:
     """Compares a run of params.yaml with GPUs of so much memory, one for each rank of the learner."""
     demand = demand_of(config, settings, run, torch.device("cuda"), gpu_gib)
-    count = count_parameters(config, demand.adapter)
     lengths = range(STEP, config.get_text_config().max_position_embeddings + 1, STEP)
-    fitting = bisect_right(lengths, gpu_gib, key=lambda tokens: total_gib(replace(demand, tokens=tokens), count))
-    return Fit(demand, total_gib(demand, count), STEP * fitting)
+    fitting = bisect_right(lengths, gpu_gib, key=lambda n: total_gib(replace(demand, tokens=n, context=n)))
+    return Fit(demand, total_gib(demand), STEP * fitting)
 
 
 def remedy(result: Fit, gpu_gib: float) -> str:

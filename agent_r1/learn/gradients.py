@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.learn import losses
-from agent_r1.learn.losses import LossTokens, Metrics
+from agent_r1.learn.losses import LossTokens
 from agent_r1.learn.model import Critic, precision
 from agent_r1.learn.scoring import Compute, MicroBatch, micro_batches, output_of, score_logprobs
 from agent_r1.params.train import CriticParams, UpdateParams
-from agent_r1.records import Credit, Floats32, Mask, Trajectory
+from agent_r1.records import Credit, Floats32, Mask, Metrics, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,38 +124,62 @@ def policy_pass(
     micro-batch. Raises FloatingPointError if a loss is not finite.
     """
     trajectories = [row.trajectory for row in rows]
-    backbone = compute.ranks.backbone(policy)
     culprits = set[str]()
     for batch in micro_batches(trajectories, [row.credit.loss_mask for row in rows], compute):
         compute.ranks.reduce(policy, last=batch.last)
         with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
-            output = output_of(policy, batch.ids, batch.mask, backbone)
+            output = output_of(policy, batch.ids, batch.mask, compute.ranks.backbone(policy))
         parts = [output] if whole or params.ratio != "token" else output.cut()
-        pieces = batch.cut([len(part.chosen) for part in parts])
-        head = policy.get_output_embeddings().weight
-        rounds = learn and len(parts) > 1 and head.requires_grad and head.dtype is not torch.float32
-        total = torch.zeros_like(head, dtype=torch.float32) if rounds else None  # else each part would round the sum
-        for piece, part in zip(pieces, parts, strict=True):
+        exact_sum = _exact_sum(policy.get_output_embeddings().weight, len(parts)) if learn else None
+        for piece, part in zip(batch.cut([len(part.chosen) for part in parts]), parts, strict=True):
             with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
-                tokens = loss_tokens(piece, rows, *part.scores(entropy=True), params)
+                tokens = loss_tokens(piece, rows, *part.scores(entropy=True), part.balance, params)
             terms = losses.token_losses(tokens, params)
             culprits |= not_finite_in(piece, trajectories, terms, tokens.logprobs - tokens.old_logprobs)
             yield tokens, terms
-            if total is not None:
-                total += head.grad
-                head.grad = None
-        if total is not None:
-            head.grad = total.to(head.dtype)
+            if exact_sum:
+                exact_sum.take()
+        if exact_sum:
+            exact_sum.give()
         if learn:
             output.join(parts)
     compute.ranks.let_go(policy)
     require_none("policy loss", culprits, compute)
 
 
+def _exact_sum(weight: Tensor, parts: int) -> _ExactSum | None:
+    """The sum of a weight's gradients over the parts of a micro-batch, where each part would round it."""
+    rounds = parts > 1 and weight.requires_grad and weight.dtype is not torch.float32
+    return _ExactSum(weight) if rounds else None
+
+
+class _ExactSum:
+    """The sum of a weight's gradients, in float32 until the last one came."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+        self._total = torch.zeros_like(weight, dtype=torch.float32)
+
+    def take(self) -> None:
+        """Takes the weight's gradient away, and adds it to the sum."""
+        if self._weight.grad is not None:
+            self._total += self._weight.grad
+        self._weight.grad = None
+
+    def give(self) -> None:
+        """Gives the weight the sum for its gradient."""
+        self._weight.grad = self._total.to(self._weight.dtype)
+
+
 def loss_tokens(
-    batch: MicroBatch, rows: Sequence[CreditedTrajectory], logprobs: Tensor, entropy: Tensor, params: UpdateParams
+    batch: MicroBatch,
+    rows: Sequence[CreditedTrajectory],
+    logprobs: Tensor,
+    entropy: Tensor,
+    balance: Tensor,
+    params: UpdateParams,
 ) -> LossTokens:
-    """The loss tokens of a micro-batch, with the learner's logprobs [N] and entropy [N]."""
+    """The loss tokens of a micro-batch, with the learner's logprobs [N] and entropy [N], and the balance of experts."""
     batch_rows = [rows[row] for row in batch.rows]
     return LossTokens(
         logprobs=logprobs,
@@ -168,6 +192,7 @@ def loss_tokens(
         weights=batch.take([row.weights for row in rows]) * (not batch.idle),
         sampled=batch.take([row.trajectory.action_mask for row in rows]),
         demonstrated=batch.take([row.trajectory.demonstration_mask for row in rows]),
+        balance=balance.expand(len(logprobs)),
         spans=None if params.ratio == "token" else [span for row in batch_rows for span in row.spans or []],
     )
 

@@ -24,8 +24,8 @@ from agent_r1.learn.scoring import Compute, score_logprobs
 from agent_r1.params import Params
 from agent_r1.params.stages import DtypeName, ModelParams
 from agent_r1.params.train import TrainParams, UpdateParams
-from agent_r1.pretrained import compute_dtype, end_tokens, waiting
-from agent_r1.records import Credit, Floats32, Mask, Trajectory
+from agent_r1.pretrained import compute_dtype, end_tokens, experts_of, read_config, waiting
+from agent_r1.records import Credit, Floats32, Mask, Metrics, Trajectory
 from agent_r1.seeds import derive
 from agent_r1.weight_sums import adapter_sums, sums_of
 
@@ -65,6 +65,10 @@ class Models:
         options: Options = DEFAULTS,
     ) -> None:
         """Starts from a folder or hub id; `model.path` is not read. A ValueError names a missing or unfit part."""
+        if params.balance_loss and not experts_of(read_config(path)):
+            raise ValueError(
+                f"train.update.balance_loss {params.balance_loss} has no effect: {path} has no experts; set it to 0"
+            )
         self.params = params
         self.seed = seed
         self.ranks = options.ranks
@@ -76,6 +80,7 @@ class Models:
         self.tokenizer = load_tokenizer(path)
         self.end_ids = end_tokens(path)  # beside the template's own
         self.policy, self.critic = _load_models(path, model, self.compute, with_critic=with_critic, seed=seed)
+        self.compute = self.compute.of(self.policy)
         make = partial(optimizers.adamw, betas=params.betas, weight_decay=params.weight_decay, offload=options.offload)
         self.policy_optimizer = make(self.policy, params.learning_rate)
         self.critic_optimizer = make(self.critic, params.critic.learning_rate) if self.critic else None
@@ -171,7 +176,7 @@ class Learner(Models):
         *,
         rate: float = 1.0,
         critic_rate: float = 1.0,
-    ) -> losses.Metrics:
+    ) -> Metrics:
         """Trains on one iteration's trajectories: the policy's optimiser steps, then the critic's.
 
         Each rate scales the configured learning rate of its model; at a `rate` of 0 the critic trains alone, and the
@@ -191,7 +196,7 @@ class Learner(Models):
             rates["critic/learning_rate"] = self.params.critic.learning_rate * critic_rate
             optimizers.set_rate(self.critic_optimizer, rates["critic/learning_rate"])
         draw = partial(scoring.minibatches, rows, seed=self.seed, iteration=iteration)
-        steps = list[losses.Metrics]()
+        steps = list[Metrics]()
         for minibatch in draw(self.params):
             steps.append(self.policy_step(minibatch, learn=learn, first=not any(steps)))
         self.policy_version += learn and any(steps)
@@ -213,7 +218,7 @@ class Learner(Models):
         """The trajectories with their credits, as `policy_step` and `critic_step` take them."""
         return gradients.join_credit(self.policy, trajectories, credits, self.params, self.compute)
 
-    def policy_step(self, rows: Sequence[CreditedTrajectory], *, learn: bool, first: bool) -> losses.Metrics:
+    def policy_step(self, rows: Sequence[CreditedTrajectory], *, learn: bool, first: bool) -> Metrics:
         """Takes one optimiser step of the policy, or only measures it; no metrics where no loss has a gradient.
 
         The `first` step also measures the mismatch of sampler and learner. Raises FloatingPointError as `update`.
@@ -232,7 +237,7 @@ class Learner(Models):
             metrics["policy/grad_norm"] = self._take_step("policy", self.policy, self.policy_optimizer, teaching)
         return metrics
 
-    def critic_step(self, rows: Sequence[CreditedTrajectory]) -> losses.Metrics:
+    def critic_step(self, rows: Sequence[CreditedTrajectory]) -> Metrics:
         """Takes one optimiser step of the critic; no metrics where there is none to train. Raises as `update`."""
         tokens = sum(int(row.credit.critic_mask.sum()) for row in rows)
         if self.critic is None or self.critic_optimizer is None or not tokens:
@@ -279,7 +284,7 @@ def frozen(path: str | Path, compute: Compute) -> Reference:
     """The policy at `path` as a reference, in the compute dtype. Raises as `load_policy`."""
     policy = _load_policy(path, compute.dtype, compute).requires_grad_(False)
     compute.ranks.share_out(policy, compute.dtype)
-    return Reference(policy, compute)
+    return Reference(policy, compute.of(policy))
 
 
 def _load_models(
@@ -306,6 +311,10 @@ def _load_models(
             adapter.attach(backbone, model.adapter, seed=derive(seed, "adapter", name))
         if model.gradient_checkpointing:
             recompute_activations(backbone)
+        if model.compile:
+            from agent_r1.learn.compiled import compile_layers  # with torch's compiler, a slow import
+
+            compile_layers(backbone)
     for shared in (policy, *([critic] if critic else [])):
         compute.ranks.share_out(shared, compute.dtype)
     return policy, critic

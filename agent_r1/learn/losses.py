@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.params.train import LARGEST_K3, LARGEST_LOG_RATIO, UpdateParams
-
-Metrics = dict[str, float]
+from agent_r1.records import Metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,11 +34,14 @@ class LossTokens:
     weights: Tensor  # [N] in the step's sum, from `token_weight`; 0 where a rank idles
     sampled: Tensor  # [N] bool, true at action tokens
     demonstrated: Tensor  # [N] bool, true at the tokens of a demonstration's actions
+    balance: Tensor  # [N] of their micro-batch, from `balance`; carries the gradient too
     spans: list[int] | None  # lengths of the spans that share a ratio; None if every token has its own
 
     def detach(self) -> Self:
         """These tokens without a graph."""
-        return replace(self, logprobs=self.logprobs.detach(), entropy=self.entropy.detach())
+        return replace(
+            self, logprobs=self.logprobs.detach(), entropy=self.entropy.detach(), balance=self.balance.detach()
+        )
 
 
 def concatenate(pieces: Sequence[LossTokens]) -> LossTokens:
@@ -55,7 +57,7 @@ def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
 
     KL (by k3) and entropy are 0 at tokens that were not sampled. With an importance cap the objective is weighted for
     the mismatch of sampler and learner. At a demonstration's tokens it is -A logprob, without a ratio: supervised
-    learning with the weight A.
+    learning with the weight A. The balance of experts counts at all of them.
     """
     ratio = ratios(tokens, params)
     if params.loss == "clip":
@@ -70,7 +72,27 @@ def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
         terms = terms + params.kl_loss * tokens.sampled * k3(tokens.logprobs, tokens.reference_logprobs)
     if params.entropy_bonus:
         terms = terms - params.entropy_bonus * tokens.sampled * tokens.entropy
+    if params.balance_loss:
+        terms = terms + params.balance_loss * tokens.balance
     return terms
+
+
+def balance(routers: Sequence[Tensor], count: int) -> Tensor:
+    """The load-balancing loss of routers' logits [N, E], each of a layer that gives a token to `count` of E experts.
+
+    It is E sum_e f_e P_e, with the share f_e of choices that fall on expert e and the mean P_e of its probability, as a
+    mean over layers: 1 where they are even, E / `count` where all tokens go to the same. f_e has no gradient.
+
+    Source: Switch Transformers (arXiv 2101.03961), Eq. 4 to 6.
+    """
+    layers = list[Tensor]()
+    for logits in routers:
+        probabilities = logits.softmax(-1, dtype=torch.float32)
+        choices = probabilities.topk(count).indices.flatten()
+        experts = logits.shape[1]
+        shares = choices.bincount(minlength=experts) / len(choices)
+        layers.append(experts * shares @ probabilities.mean(0))
+    return torch.stack(layers).mean()
 
 
 def means(steps: Sequence[Metrics]) -> Metrics:
@@ -109,6 +131,8 @@ def policy_metrics(tokens: LossTokens, params: UpdateParams, divisor: int, acted
     alone has none, and no entropy.
     """
     metrics = {"policy/loss": (token_losses(tokens, params) * tokens.weights).sum().item() / divisor}
+    if tokens.balance.any():
+        metrics["policy/expert_balance"] = tokens.balance.mean().item()
     if tokens.demonstrated.any():
         metrics["policy/demonstration_loss"] = -tokens.logprobs[tokens.demonstrated].mean().item()
     if tokens.sampled.any():

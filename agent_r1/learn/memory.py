@@ -6,7 +6,7 @@ import logging
 import os
 import resource
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from agent_r1.params.env import EnvParams
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import LoraParams
 from agent_r1.params.train import TrainParams
-from agent_r1.pretrained import compute_dtype, default_device, require_window
+from agent_r1.pretrained import compute_dtype, default_device, dropped_by_sdpa
 from agent_r1.records import Credit, Outcome, Source, Trajectory
 
 if TYPE_CHECKING:  # an estimate depends on no learner
@@ -55,6 +55,7 @@ class Demand:
 
     model: PretrainedConfig
     tokens: int  # of the largest micro-batch, padding included; all count as action tokens, which have logits
+    context: int = 0  # tokens of the longest; 0 for those of the micro-batch
     device: str = "cpu"  # kind of device
     dtype: torch.dtype = torch.float32  # of the matrix products
     adapter: LoraParams | None = None
@@ -99,6 +100,7 @@ def demand_of(
         ranks=settings.learner.ranks // settings.learner.copies,
         defers=settings.learner.defer_reduction,
         tokens=tokens,
+        context=settings.env.max_tokens,
         sampler_gib=_sampler_gib(config, settings, dtype, device, gpu_gib),
         sampler_sleeps=settings.engine.kind == "vllm" and settings.engine.vllm.sleep and cuda,
     )
@@ -115,8 +117,7 @@ def _reference_of(config: PretrainedConfig, run: TrainParams) -> PretrainedConfi
 
 
 def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> None:
-    """Logs the memory that the most demanding run needs here. A ValueError refuses too much, and too small a window."""
-    require_window(config, max(settings.of(run).env.max_tokens for run in runs))
+    """Logs the memory that the most demanding run needs here. A ValueError refuses too much."""
     device = default_device()
     switches = {
         "learner.optimizer_offload": settings.learner.optimizer_offload,
@@ -163,13 +164,13 @@ def available_gib(device: torch.device) -> float:
     return float(psutil.virtual_memory().available / GIB)
 
 
-def total_gib(demand: Demand, count: Parameters | None = None) -> float:
+def total_gib(demand: Demand) -> float:
     """GiB at the peak of an update, as `estimate` has them."""
-    return sum(estimate(demand, count).values())
+    return sum(estimate(demand).values())
 
 
-def estimate(demand: Demand, count: Parameters | None = None) -> dict[str, float]:
-    """GiB by purpose, at the peak of an update; `count` is of the demand's model, where it is known.
+def estimate(demand: Demand) -> dict[str, float]:
+    """GiB by purpose, at the peak of an update.
 
     Weights that train are float32, with a gradient and two Adam states of the same size. Weights beneath adapters and
     of the reference are in the compute dtype. Policy and critic take turns, so activations count once. A rank counts
@@ -177,7 +178,7 @@ def estimate(demand: Demand, count: Parameters | None = None) -> dict[str, float
     gradients are added up in float32. A sleeping sampler counts only with its excess over gradients, activations and
     logits.
     """
-    count = count or count_parameters(demand.model, demand.adapter)
+    count = count_parameters(demand.model, demand.adapter)
     shape = demand.model.get_text_config()
     learners = {"policy": count.policy}
     if demand.critic:
@@ -237,19 +238,38 @@ def activation_bytes(demand: Demand) -> int:
     Per token and layer these are 4 h (the hidden size) for input and output of two norms in the residual stream's
     precision, and in that of the matrix products 2 h for their outputs, of which autocast makes 5 h, one copy for each
     product, 5 q for queries, keys and values, repeated to as many heads, and attention's result twice, and 4 i for the
-    MLP's width. With gradient checkpointing every layer keeps its input alone, and one at a time is computed again.
+    MLP's width. Attention without a fused kernel adds the softmax, in float32 too, of every head over a context.
+    Instead of attention, linear attention of v values keeps 10 v with the kernels of flash-linear-attention, which a
+    GPU is taken to have, and elsewhere 32 v in float32, as measured. With gradient checkpointing every layer keeps its
+    input alone, and one at a time is computed again.
     """
     config: Any = demand.model.get_text_config()  # its fields are those of the architecture
     compute = demand.dtype.itemsize
     hidden = config.hidden_size
-    widths = (getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"))
-    mlp = next(filter(None, widths), 4 * hidden)
     stream = compute if demand.adapter else FLOAT32
     queries = config.num_attention_heads * _head_size(config)
     copies = 5 if compute < FLOAT32 else 2
-    layer = 4 * stream * hidden + compute * (copies * hidden + 5 * queries + 4 * mlp)
-    per_token = config.num_hidden_layers * (stream * hidden if demand.gradient_checkpointing else layer)
-    return int(demand.tokens * (per_token + layer * demand.gradient_checkpointing))
+    attention = compute * 5 * queries
+    if dropped_by_sdpa(config):
+        attention += config.num_attention_heads * (demand.context or demand.tokens) * (FLOAT32 + compute)
+    linears = (getattr(config, "layer_types", None) or []).count("linear_attention")
+    linear = _linear_bytes(config, demand) if linears else 0
+    rest = 4 * stream * hidden + compute * (copies * hidden + 4 * _mlp_width(config))
+    per_token = config.num_hidden_layers * (rest + attention) + linears * (linear - attention)
+    if demand.gradient_checkpointing:
+        per_token = config.num_hidden_layers * stream * hidden + rest + max(attention, linear)
+    return int(demand.tokens * per_token)
+
+
+def _linear_bytes(config: Any, demand: Demand) -> int:
+    """Of a token in a layer of linear attention."""
+    per_value = 10 * demand.dtype.itemsize if demand.device == "cuda" else 32 * FLOAT32
+    return int(config.linear_num_value_heads * config.linear_value_head_dim * per_value)
+
+
+def _mlp_width(config: Any) -> int:
+    widths = (getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"))
+    return int(next(filter(None, widths), 4 * config.hidden_size))
 
 
 def _sampler_gib(
@@ -317,13 +337,15 @@ def release(learner: Learner) -> None:
 
 
 def _largest_step(learner: Learner, env: EnvParams) -> list[CreditedTrajectory]:
-    """An optimiser step of two of the largest micro-batches a rank, whose loss runs over all tokens but the first."""
+    """An optimiser step of two of the largest micro-batches a rank, whose loss runs over all tokens but the first.
+
+    No context begins like another, so that none is computed with it.
+    """
     budget = learner.params.max_tokens_per_microbatch
     contexts = -(-budget // env.max_tokens)  # the fewest and longest; one beyond the budget is a micro-batch
     length = budget // contexts if contexts > 1 else env.max_tokens
     mask = np.arange(length) > 0
     ones = mask.astype(np.float32)
-    zeros = np.zeros(length, np.float32)
     trajectory = Trajectory(
         trajectory_id="",
         question_id="",
@@ -344,12 +366,14 @@ def _largest_step(learner: Learner, env: EnvParams) -> list[CreditedTrajectory]:
         trajectory_id="",
         return_=1.0,
         advantages=ones,
-        values=zeros,
+        values=np.zeros(length, np.float32),
         value_targets=ones,
         reference_logprobs=-ones,
         loss_mask=mask,
-        critic_mask=mask if learner.critic else zeros > 0,
+        critic_mask=mask & bool(learner.critic),
         kept=True,
     )
     count = 2 * contexts * learner.ranks.size
-    return learner.credited([trajectory] * count, [credit] * count)
+    words = learner.policy.config.get_text_config().vocab_size
+    apart = [replace(trajectory, token_ids=trajectory.token_ids + number % words) for number in range(count)]
+    return learner.credited(apart, [credit] * count)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -28,11 +27,22 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.chat_template_utils import _get_template_variables
 
 from agent_r1.files import load_pretrained
-from agent_r1.pretrained import MIXERS, default_device, layer_kinds, load_model, require_packable, require_window
+from agent_r1.learn.prefixes import LEAST, Segment, Tree
+from agent_r1.pretrained import (
+    MIXERS,
+    default_device,
+    experts_of,
+    layer_kinds,
+    load_model,
+    require_packable,
+    require_window,
+)
 
 logger = logging.getLogger(__name__)
 
 PACKED = "agent_r1_packed"  # the name under which transformers knows the attention
+SPANS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")  # [S + 1] starts and end, int32; longest
+SHARED = "agent_r1_shared"  # the same, of a model that computes once what contexts share
 KEEP_TO_CONTEXTS = {"full_attention", "sliding_attention", *MIXERS}  # layers that take the starts of contexts
 _PROBE = "Ab 7\n\n  cd\t<x>\u00dcn\u00ef 2024's \u4e2d"  # tokenizers differ in what they do to blanks and letters
 HALVED = (torch.bfloat16, torch.float16)  # precisions of autocast, and of the kernel for packed contexts
@@ -64,6 +74,28 @@ def pack(model: PreTrainedModel) -> None:
             f"{type(model).__name__} does not keep contexts apart that are packed into one row; set model.packing: "
             "false"
         )
+    if not kinds & {*MIXERS}:
+        _share(model)
+
+
+def _share(model: PreTrainedModel) -> None:
+    """Has a model compute once what contexts share, unless two that share something show that it does not."""
+    lengths = torch.tensor([[LEAST + 7], [LEAST + 12]], device=model.device)
+    positions = torch.arange(LEAST + 12, device=model.device)
+    words = model.config.get_text_config().vocab_size
+    ids = torch.stack([positions, positions + (positions >= LEAST)]) % words
+    with torch.no_grad():
+        _, apart = see(model.base_model, ids, positions < lengths)
+        model.set_attn_implementation(SHARED)
+        _, together = see(model.base_model, ids, positions < lengths)
+    if not _alike(together, apart):
+        model.set_attn_implementation(PACKED)
+
+
+def _alike(states: Tensor, expected: Tensor) -> bool:
+    """Whether hidden states differ by rounding alone."""
+    tolerance = 1e-3 if states.dtype is torch.float32 else 0.05
+    return bool((states - expected).float().norm() <= tolerance * expected.float().norm())
 
 
 def _keeps_apart(model: PreTrainedModel, ids: Tensor, mask: Tensor, apart: Tensor) -> bool:
@@ -76,9 +108,7 @@ def _keeps_apart(model: PreTrainedModel, ids: Tensor, mask: Tensor, apart: Tenso
     _, together = see(model.base_model, ids, mask)
     with model.get_input_embeddings().register_forward_hook(without_numbers):
         second = see(model.base_model, ids, mask)[1][int(first) :]
-    tolerance = 1e-3 if model.dtype is torch.float32 else 0.05
-    difference = (together - apart).float()
-    return bool(second.isfinite().all() and difference.norm() <= tolerance * apart.float().norm())
+    return bool(second.isfinite().all() and _alike(together, apart))
 
 
 def _run_by_context(mixer: nn.Module) -> None:
@@ -98,35 +128,51 @@ def _run_by_context(mixer: nn.Module) -> None:
 
 def is_packed(config: Any) -> bool:
     """Whether the model of a configuration reads packed contexts."""
-    return bool(config._attn_implementation == PACKED)
+    return config._attn_implementation in (PACKED, SHARED)
+
+
+def shares_prefixes(config: Any) -> bool:
+    """Whether the model of a configuration computes once what packed contexts share."""
+    return bool(config._attn_implementation == SHARED)
 
 
 def see(backbone: nn.Module, ids: Tensor, mask: Tensor, config: Any = None) -> tuple[Any, Tensor]:
     """Runs a backbone on right-padded ids [B, T]; the mask [B, T] selects tokens.
 
     Gives its output, and the hidden states [N, hidden size] right before the selected tokens, but for a row's first.
-    Packed contexts end with the last of these. `config` is the model's, for a backbone without one.
+    The output of routers to experts, one [N, experts] a layer, is of these too. Packed contexts end with the last of
+    these. `config` is the model's, for a backbone without one.
     """
-    if not is_packed(config or backbone.config):
-        output = backbone(input_ids=ids, use_cache=False)
-        return output, output.last_hidden_state[:, :-1][mask[:, 1:]]
+    config = config or backbone.config
+    routed = {"output_router_logits": True} if experts_of(config) else {}
     predictors = F.pad(mask[:, 1:], (0, 1))
+    if not is_packed(config):
+        return _at(predictors.flatten(), backbone(input_ids=ids, use_cache=False, **routed))
     needed = predictors.flip(1).cumsum(1).flip(1) > 0
-    lengths = needed.sum(1)
-    longest = int(lengths.max())
-    starts = F.pad(lengths.cumsum(0), (1, 0)).int()
-    contexts = torch.arange(len(ids), device=ids.device, dtype=torch.int32)
+    tree = Tree.of(ids, needed.sum(1), shared=shares_prefixes(config))
+    lengths = torch.tensor([segment.length for segment in tree.segments], device=ids.device)
+    keys = torch.tensor([segment.stop for segment in tree.segments], device=ids.device)  # that each one sees
+    numbers = torch.arange(len(lengths), device=ids.device, dtype=torch.int32)
     output = backbone(
-        input_ids=ids[needed].unsqueeze(0),
-        position_ids=(needed.cumsum(1) - 1)[needed].unsqueeze(0),
+        input_ids=ids.flatten()[tree.source].unsqueeze(0),
+        position_ids=tree.positions.unsqueeze(0),
         use_cache=False,
-        cu_seq_lens_q=starts,
-        cu_seq_lens_k=starts,
-        max_length_q=longest,
-        max_length_k=longest,
-        seq_idx=contexts.repeat_interleave(lengths).unsqueeze(0),
+        cu_seq_lens_q=F.pad(lengths.cumsum(0), (1, 0)).int(),
+        cu_seq_lens_k=F.pad(keys.cumsum(0), (1, 0)).int(),
+        max_length_q=max(segment.length for segment in tree.segments),
+        max_length_k=max(segment.stop for segment in tree.segments),
+        seq_idx=numbers.repeat_interleave(lengths).unsqueeze(0),
+        tree=tree,
+        **routed,
     )
-    return output, output.last_hidden_state.squeeze(0)[predictors[needed]]
+    return _at(tree.place[predictors], output)
+
+
+def _at(places: Tensor, output: Any) -> tuple[Any, Tensor]:
+    """A backbone's output and its hidden states at `places` [N] of all tokens; routers' logits are kept there alone."""
+    if routers := output.get("router_logits"):
+        output.router_logits = tuple(logits[places] for logits in routers)
+    return output, output.last_hidden_state.flatten(0, 1)[places]
 
 
 def attend(
@@ -138,53 +184,72 @@ def attend(
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    cu_seq_lens_q: Tensor | None = None,
-    max_length_q: int = 0,
+    tree: Tree | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within packed contexts: [1, H, t, D] -> [1, t, H, D]; [B + 1] holds their starts and the end.
+    """Causal attention within packed contexts: [1, H, t, D] -> [1, t, H, D].
 
-    Keys and values may have fewer heads. Without starts every row is a right-padded context.
+    The row is made of the segments of `tree`, each of which sees those of its path. The options named in `SPANS` say
+    the same to a kernel. Keys and values may have fewer heads. Without a tree every row is a right-padded context.
     """
-    if cu_seq_lens_q is None:
-        attention_mask = _window(query.shape[2], sliding_window, query.device)
+    if not tree:
+        attention_mask = _lower_right(query.shape[2], query.shape[2], sliding_window, query.device)
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    lengths = [segment.length for segment in tree.segments]
+    keys, values = (_seen(tensor.split(lengths, 2), tree.segments) for tensor in (key, value))
     if query.is_cuda and value.dtype in HALVED:
-        from torch.nn.attention.varlen import varlen_attn  # registers operators, which costs time
-
-        # Rotary positions make float32 of queries and keys where the weights are; no product ever made values that.
-        q, k, v = (tensor.squeeze(0).transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
-        packed = varlen_attn(
-            q,
-            k,
-            v,
-            cu_seq_lens_q,
-            cu_seq_lens_q,
-            max_length_q,
-            max_length_q,
-            scale=scaling,
-            window_size=(sliding_window - 1 if sliding_window else -1, 0),
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        return cast(Tensor, packed).unsqueeze(0), None
+        return _attend_by_kernel(query, keys, values, [options[name] for name in SPANS], scaling, sliding_window), None
     outputs = list[Tensor]()
-    for start, stop in itertools.pairwise(cu_seq_lens_q.tolist()):
-        if start < stop:
-            mask = _window(stop - start, sliding_window, query.device)
-            q, k, v = (tensor[:, :, start:stop] for tensor in (query, key, value))
-            outputs.append(sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, **options)[0])
+    for q, k, v in zip(query.split(lengths, 2), keys, values, strict=True):
+        attention_mask = _lower_right(q.shape[2], k.shape[2], sliding_window, query.device)
+        outputs.append(sdpa_attention_forward(module, q, k, v, attention_mask, scaling=scaling, **options)[0])
     return torch.cat(outputs, 1), None
 
 
-def _window(length: int, size: int | None, device: torch.device) -> Tensor | None:
-    """The mask of a sliding window; None where every query sees all keys before it."""
-    if not size or length <= size:
+def _attend_by_kernel(
+    query: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    spans: Sequence[Any],
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
+    """The attention of all segments in one kernel of CUDA, to which `spans` says the values of `SPANS`."""
+    from torch.nn.attention.varlen import varlen_attn  # registers operators, which costs time
+
+    # Rotary positions make float32 of queries and keys where the weights are; no product ever made values that.
+    wide = (query, torch.cat([*keys], 2), torch.cat([*values], 2))
+    q, k, v = (tensor.squeeze(0).transpose(0, 1).to(values[0].dtype) for tensor in wide)
+    packed = varlen_attn(
+        q,
+        k,
+        v,
+        *spans,
+        scale=scaling,
+        window_size=(window - 1 if window else -1, 0),  # the queries are at the last of the keys
+        enable_gqa=query.shape[1] != keys[0].shape[1],
+    )
+    return cast(Tensor, packed).unsqueeze(0)
+
+
+def _seen(pieces: Sequence[Tensor], segments: Sequence[Segment]) -> list[Tensor]:
+    """The keys or values [1, H, k, D] that each segment sees, from those of the segments."""
+    return [
+        pieces[segment.path[0]] if len(segment.path) == 1 else torch.cat([pieces[at] for at in segment.path], 2)
+        for segment in segments
+    ]
+
+
+def _lower_right(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor | None:
+    """The mask of the last queries of so many keys; None where each sees all keys before it, from the first on."""
+    if queries == keys and (not window or keys <= window):
         return None
-    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
-    return ((distance >= 0) & (distance < size))[None, None]
+    distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
+    return ((distance >= 0) & (distance < (window or keys)))[None, None]
 
 
 AttentionInterface.register(PACKED, attend)
+AttentionInterface.register(SHARED, attend)
 
 
 def precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:

@@ -21,11 +21,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agent_r1.devices.sharing import ALONE, Ranks
-from agent_r1.learn.model import precision, see
+from agent_r1.learn import losses
+from agent_r1.learn.model import is_packed, precision, see, shares_prefixes
+from agent_r1.learn.prefixes import Neighbours
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.train import CriticParams, UpdateParams
 from agent_r1.pretrained import compute_dtype
-from agent_r1.records import Floats32, Mask, Trajectory
+from agent_r1.records import Floats32, Int32s, Mask, Trajectory
 from agent_r1.seeds import derive
 
 T = TypeVar("T")
@@ -50,14 +52,21 @@ class Compute:
     dtype: torch.dtype  # of the matrix products; weights are float32
     max_tokens: int  # of a micro-batch, padding included
     packed: bool = False  # whether contexts are packed without padding
+    shares: bool = False  # whether packed contexts share what they begin with
     scale: float = 1.0  # of a loss; its gradient is divided by it
     float32_output: bool = False  # whether the output layer computes in float32 while the others use bfloat16
     ranks: Ranks = ALONE
 
-    def deal(self, lengths: Sequence[Sequence[int]]) -> list[tuple[list[int], bool]]:
-        """This rank's packs, from the function `deal`."""
+    def of(self, model: PreTrainedModel) -> Compute:
+        """The same for a model, which may read packed contexts, and compute once what they share."""
+        return replace(self, packed=is_packed(model.config), shares=shares_prefixes(model.config))
+
+    def deal(self, rows: Sequence[Sequence[Int32s]]) -> list[tuple[list[int], bool]]:
+        """This rank's packs, from the function `deal`, of trajectories with the token ids of each of their contexts."""
         ranks = self.ranks
-        return deal(lengths, self.max_tokens, packed=self.packed, rank=ranks.rank, ranks=ranks.size)
+        neighbours = Neighbours.of([contexts[0] for contexts in rows]) if self.shares else None
+        lengths = [[*map(len, contexts)] for contexts in rows]
+        return deal(lengths, self.max_tokens, self.packed, neighbours, rank=ranks.rank, ranks=ranks.size)
 
 
 def compute_of(model: ModelParams, params: UpdateParams, device: torch.device, ranks: Ranks = ALONE) -> Compute:
@@ -124,10 +133,11 @@ def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], com
     A trajectory whose mask [L] selects no token is left out.
     """
     indices = [index for index, mask in enumerate(masks) if mask.any()]
-    lengths = [[span.stop - span.start for span in trajectories[index].contexts] for index in indices]
-    deals = compute.deal(lengths)
+    deals = compute.deal(
+        [[trajectories[index].token_ids[span] for span in trajectories[index].contexts] for index in indices]
+    )
     for turn, (group, idle) in enumerate(deals, 1):
-        rows = [indices[position] for position in group]
+        rows = [indices[index] for index in group]
         contexts = [(row, span) for row in rows for span in trajectories[row].contexts]
         yield MicroBatch(
             rows=rows,
@@ -140,23 +150,35 @@ def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], com
 
 
 def deal(
-    lengths: Sequence[Sequence[int]], max_tokens: int, *, packed: bool = False, rank: int = 0, ranks: int = 1
+    lengths: Sequence[Sequence[int]],
+    max_tokens: int,
+    packed: bool = False,
+    neighbours: Neighbours | None = None,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> list[tuple[list[int], bool]]:
     """The packs of one rank, one for each turn, and whether it idles in that turn. Arguments as in `pack_by_length`.
 
-    All ranks take the same number of turns, and find the same packs from the lengths alone. The budget is the smallest
-    that needs no more turns, so that the packs of a turn are nearly equal. A rank without a pack in the last turn idles
-    with the shortest trajectory, whose results are dropped.
+    All ranks take the same number of turns, and find the same packs from the lengths alone, and from the `neighbours`
+    where packed contexts share what they begin with. The budget is the smallest that needs no more turns, so that the
+    packs of a turn are nearly equal. A rank without a pack in the last turn idles with the shortest trajectory, whose
+    results are dropped.
     """
-    share_out = pack_tightly if packed else pack_by_length
-    packs = share_out(lengths, max_tokens)
+
+    def share_out(most: int) -> list[list[int]]:
+        if neighbours:
+            return neighbours.packs([*map(sum, lengths)], most)
+        return pack_tightly(lengths, most) if packed else pack_by_length(lengths, most)
+
+    packs = share_out(max_tokens)
     if ranks == 1:
         return [(pack, False) for pack in packs]
     turns = -(-len(packs) // ranks)
     least = 0
     while max_tokens - least > 1:  # `max_tokens` is enough, `least` is too little
         middle = (least + max_tokens) // 2
-        tried = share_out(lengths, middle)
+        tried = share_out(middle)
         packs, least, max_tokens = (packs, middle, max_tokens) if len(tried) > turns * ranks else (tried, least, middle)
     shortest = min(range(len(lengths)), key=lambda index: max(lengths[index]), default=0)
     places = range(rank, turns * ranks, ranks)
@@ -247,6 +269,7 @@ class Output:
     seen: Any  # the backbone's output
     hidden: Tensor  # [N, hidden size] the states that predict the tokens
     chosen: Tensor  # [N] the tokens
+    balance: Tensor  # [] of experts, from `losses.balance`; 0 without any
 
     def scores(self, *, entropy: bool) -> tuple[Tensor, Tensor]:
         """The tokens' logprobs [N], and the `entropy` [N] of the distributions that predict them or 0, in nats.
@@ -267,15 +290,20 @@ class Output:
         if self._chunks == 1:
             return [self]
         learn = self.hidden.requires_grad
+        balance = self.balance.detach().requires_grad_(learn)
         return [
-            replace(self, hidden=hidden.detach().requires_grad_(learn), chosen=tokens)
+            replace(self, hidden=hidden.detach().requires_grad_(learn), chosen=tokens, balance=balance)
             for hidden, tokens in self._split()
         ]
 
     def join(self, parts: Sequence[Output]) -> None:
         """Takes the gradients of the parts of `cut` back through the backbone."""
-        if parts[0] is not self:
-            self.hidden.backward(torch.cat([cast(Tensor, part.hidden.grad) for part in parts]))
+        if parts[0] is self:
+            return
+        gradients = {self.hidden: torch.cat([cast(Tensor, part.hidden.grad) for part in parts])}
+        if (balance := parts[0].balance.grad) is not None:
+            gradients[self.balance] = balance
+        torch.autograd.backward([*gradients], [*gradients.values()])
 
     @property
     def _chunks(self) -> int:
@@ -312,7 +340,9 @@ def output_of(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Mo
     if mask[:, 0].any():
         raise ValueError("the mask selects the first token of a row, which nothing predicts; leave it out")
     output, hidden = see(backbone or model.get_decoder(), ids, mask, model.config)
-    return Output(model, output, hidden, ids[mask])
+    routers = output.get("router_logits")
+    balance = losses.balance(routers, model.config.num_experts_per_tok) if routers else hidden.new_zeros(())
+    return Output(model, output, hidden, ids[mask], balance)
 
 
 def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Module | None = None) -> Tensor:

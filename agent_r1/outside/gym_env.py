@@ -20,7 +20,9 @@ from gymnasium import spaces
 from agent_r1 import own_code
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.text_env import Moved, Seed, Setup, TextEnv, meant, number
-from agent_r1.params.env import SUCCESSES, EnvParams, GymnasiumParams
+from agent_r1.http.client import in_words
+from agent_r1.params.env import EnvParams
+from agent_r1.params.outside import SUCCESSES, GymnasiumParams
 from agent_r1.params.sections import nearest
 from agent_r1.records import Outcome, Question
 from agent_r1.tools.base import ToolError
@@ -59,7 +61,7 @@ class GymEnv(TextEnv):
 
     async def begin(self) -> str:
         self.world = _make(self._setup.name, self._params)
-        observation, _ = self.world.reset(seed=self._setup.seed)
+        observation = _begun(self.world, self._setup.name, self._params, self._setup.seed)
         self.world.unwrapped.np_random = np.random.Generator(np.random.PCG64(self._seed))
         actions = f"Actions: {', '.join(self.moves)}.\n\n" if self.moves else ""
         return actions + _drawing(self.world, self._read(observation))
@@ -100,7 +102,7 @@ def require_gymnasium(questions: Sequence[Question], limits: EnvParams) -> None:
     for name, params in {setup.name: params for setup, params in worlds}.items():
         read = _reader(name, params)
         with closing(_make(name, params)) as world, closing(_make(name, params)) as twin:
-            beginnings = [_drawing(env, read(env.reset(seed=0)[0])) for env in (world, twin)]
+            beginnings = [_drawing(env, read(_begun(env, name, params, 0))) for env in (world, twin)]
             _require_success(world, name, params, limits.max_steps)
         if len(beginnings[0]) > limits.max_result_characters and world.render_mode != "ansi":
             raise ValueError(
@@ -165,6 +167,15 @@ def _make(name: str, params: GymnasiumParams) -> GymWorld:
             f"env.gymnasium.{name}: {params.id} cannot be used ({type(fault).__name__}: {fault})"
         ) from fault
     return world
+
+
+def _begun(world: GymWorld, name: str, params: GymnasiumParams, seed: int) -> Any:
+    """The first observation of a play; a ValueError names a world that does not begin."""
+    try:
+        return world.reset(seed=seed)[0]
+    except Exception as fault:
+        problem = f"reset of {params.id} with the seed {seed} raised {in_words(fault)}"
+        raise ValueError(f"env.gymnasium.{name}: {problem}") from fault
 
 
 def _require_playable(space: spaces.Space[Any], actions: list[str] | None) -> None:

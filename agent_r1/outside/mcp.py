@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Self, TextIO, TypeVar, cast
+from typing import IO, Self, TextIO, TypeVar, cast
 
 import anyio
 import httpx2
@@ -35,8 +35,8 @@ from pydantic import ValidationError
 from agent_r1.faults import WorldFault, WorldTimeout
 from agent_r1.harmless import harmless, without_password
 from agent_r1.http.client import EXCERPT, BadAnswerError, in_words, read_key, require_plain, require_small
-from agent_r1.params.env import McpParams
-from agent_r1.records import CallStatus
+from agent_r1.params.tools import McpParams
+from agent_r1.records import CallStatus, Json
 from agent_r1.tools.base import Schema, ServedTool, Tool, ToolResult, function_schema
 
 KEY = "AGENT_R1_MCP_KEY_"  # with a server's name in capitals: the bearer token that it is sent
@@ -118,7 +118,7 @@ class McpSession:
         await self.close()
         await self.open(check)
 
-    async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+    async def call(self, tool: str, arguments: Json) -> ToolResult:
         """The result of a call. Raises SessionLost if the server does not know the session, else WorldFault."""
         call = asyncio.create_task(self._client.call_tool(tool, arguments))
         self._calls.add(call)
@@ -242,7 +242,7 @@ class Server:
         """Raises ValueError if the server has other tools now, and WorldFault if it does not say."""
         self._require_same(await self._in_session(self._session.schemas))
 
-    async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+    async def ask(self, tool: str, arguments: Json) -> ToolResult:
         """The result of a call; raises WorldFault if there is none."""
         return await self._in_session(lambda: self._session.call(tool, arguments))
 
@@ -278,7 +278,7 @@ class _EpisodeTool(ServedTool):
         super().__init__(schema, server.ask)
         self._server = server
 
-    async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
+    async def recall(self, arguments: Json, result: ToolResult) -> None:
         self._server.recalled.append((self.name, arguments, result))
 
     async def close(self) -> None:
@@ -298,9 +298,9 @@ class _EpisodeServer(Server):
         super().__init__(name, params, tools)
         self._is_as_kept = is_as_kept
         self._is_open = False
-        self.recalled: list[tuple[str, dict[str, Any], ToolResult]] = []  # calls that a journal answered
+        self.recalled: list[tuple[str, Json, ToolResult]] = []  # calls that a journal answered
 
-    async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+    async def ask(self, tool: str, arguments: Json) -> ToolResult:
         """The result of a call; raises WorldFault if there is none, or the session was lost."""
         who = self._session.who
         async with self._opening:

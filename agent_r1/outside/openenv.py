@@ -28,9 +28,10 @@ from agent_r1.faults import WorldFault, WorldTimeout
 from agent_r1.harmless import harmless
 from agent_r1.http.client import EXCERPT, Client, in_words, parsed, read_key, tls
 from agent_r1.outside.mcp import as_result
-from agent_r1.params.env import EnvParams, OpenEnvParams
+from agent_r1.params.env import EnvParams
+from agent_r1.params.outside import OpenEnvParams
 from agent_r1.params.sections import nearest
-from agent_r1.records import CallStatus, Outcome, Question
+from agent_r1.records import CallStatus, Json, Outcome, Question
 from agent_r1.tools.base import ServedTool, ToolError, ToolResult, function_schema
 
 KEY = "AGENT_R1_OPENENV_KEY_"  # with a server's name in capitals: the bearer token that it is sent
@@ -46,11 +47,11 @@ _wire = logging.getLogger(f"{__name__}.wire")  # it would log the key with DEBUG
 class OpenEnvSetup(Setup):
     """Arguments of the reset. Without a seed the episode's own is sent, so that a group begins in several ways."""
 
-    reset: dict[str, Any] = Field(default={})
+    reset: Json = Field(default={})
 
 
 class _State(BaseModel):
-    observation: dict[str, Any] = Field(default={})
+    observation: Json = Field(default={})
     reward: FiniteFloat | None = None
     done: bool
 
@@ -82,7 +83,7 @@ _Frame = RootModel[Annotated[_Observed | _Failed, Field(discriminator="type")]]
 
 
 class _Fields(BaseModel):
-    properties: dict[str, Any] = Field(default={})
+    properties: Json = Field(default={})
     required: list[str] = Field(default=[])
 
 
@@ -147,7 +148,7 @@ class OpenEnv(TextEnv):
                 ssl=tls() if url.startswith("wss://") else None,
             )
 
-    async def ask(self, kind: str, data: dict[str, Any]) -> _State | _Problem:
+    async def ask(self, kind: str, data: Json) -> _State | _Problem:
         """The state that a request leads to, or its refusal. Raises WorldFault for any other answer, or none."""
         if self._session is None:
             raise RuntimeError("the environment was not opened")
@@ -216,7 +217,7 @@ class OpenEnvTools(ToolWorld):
         success = {"success": float(self._last > self._world.params.success_above)} if reply.outcome else {}
         return replace(reply, rewards=reply.rewards | {"env": self._paid} | success)
 
-    async def _call_tool(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+    async def _call_tool(self, tool: str, arguments: Json) -> ToolResult:
         answer = await self._world.ask("step", {"type": "call_tool", "tool_name": tool, "arguments": arguments})
         if isinstance(answer, _Problem):
             return ToolResult(text=str(answer), call_status=CallStatus.BAD_ARGUMENTS)

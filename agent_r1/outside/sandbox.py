@@ -28,8 +28,8 @@ from pydantic_monty import (
     ResourceLimits,
 )
 
-from agent_r1.params.env import PythonParams
-from agent_r1.records import CallStatus
+from agent_r1.params.tools import PythonParams
+from agent_r1.records import CallStatus, Json
 from agent_r1.tools.base import FunctionTool, ToolError, ToolResult, ToolTimeout
 
 NOW = datetime(2024, 7, 26)  # the clock of every program
@@ -126,7 +126,7 @@ class PythonTool(FunctionTool):
         self._state = b""
         self._one_at_a_time = asyncio.Lock()
 
-    async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
+    async def recall(self, arguments: Json, result: ToolResult) -> None:
         """Restores the names after a call whose result was kept, by running its program."""
         if result.call_status is CallStatus.OK:
             await self._run(arguments["code"], patience=_PATIENCE)

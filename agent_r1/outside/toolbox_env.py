@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -17,8 +17,9 @@ from agent_r1.envs.text_env import Setup, ToolWorld, ended, meant, number
 from agent_r1.envs.tool_env import told
 from agent_r1.faults import WorldFault, WorldTimeout
 from agent_r1.http.client import in_words
-from agent_r1.params.env import EnvParams, ToolboxParams
-from agent_r1.records import Outcome, Question
+from agent_r1.params.env import EnvParams
+from agent_r1.params.outside import ToolboxParams
+from agent_r1.records import Json, Outcome, Question
 from agent_r1.tools.arguments import ArgumentCheck
 from agent_r1.tools.base import FunctionTool, function_schema, methods, within
 
@@ -28,7 +29,7 @@ ANSWER = "Answer the question."
 class ToolboxSetup(Setup):
     """The row is the arguments of `reset`."""
 
-    row: dict[str, Any] = Field(default={})
+    row: Json = Field(default={})
 
 
 @runtime_checkable
@@ -49,11 +50,11 @@ class Box(Protocol):
 class Offering(Protocol):
     """A `Box` that offers tools by their schemas, which may depend on the row, in place of its methods."""
 
-    def tools(self) -> Sequence[dict[str, Any]]:
+    def tools(self) -> Sequence[Json]:
         """The tools in the OpenAI function form, asked for after `reset`."""
         ...
 
-    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+    def call(self, name: str, arguments: Json) -> Any:
         """The result of a call whose arguments fit, now or when awaited; the policy is told what it raises."""
         ...
 
@@ -61,10 +62,10 @@ class Offering(Protocol):
 class OfferedTool(FunctionTool):
     """A tool of an `Offering`."""
 
-    def __init__(self, tool: dict[str, Any], box: Offering, timeout_s: float | None) -> None:
+    def __init__(self, tool: Json, box: Offering, timeout_s: float | None) -> None:
         """Raises ValueError if the tool has no name, or a schema that cannot be checked."""
         function = tool.get("function", tool)
-        self.name = str(function.get("name"))
+        self.name = str(function.get("name") or "")
         parameters = function.get("parameters") or {"type": "object"}
         self.schema = function_schema(self.name, str(function.get("description") or ""), parameters)
         self.waits = inspect.iscoroutinefunction(box.call)
@@ -73,7 +74,7 @@ class OfferedTool(FunctionTool):
         self._timeout_s = timeout_s
         self._refusal = Exception
 
-    def _values(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _values(self, arguments: Json) -> Json:
         if not self._check.fits(arguments):
             raise ValueError("the arguments do not fit the tool's schema")
         return {"arguments": arguments}
@@ -106,20 +107,12 @@ class ToolboxEnv(ToolWorld):
         return key
 
     async def open(self) -> None:
-        opening = await self._begun()
+        opening = await self._awaited("reset", partial(self._box.reset, **self._setup.row))
         if isinstance(self._box, Offering):
-            self.offer([OfferedTool(tool, self._box, self._params.timeout_s) for tool in self._box.tools()])
+            box = self._box
+            self.offer(await self._awaited("tools", lambda: _tools_of(box, self._params.timeout_s)))
         if opening is not None:
             self.show(str(opening))
-
-    async def _begun(self) -> Any:
-        try:
-            return await self._awaited("reset", self._box.reset(**self._setup.row))
-        except WorldFault:
-            raise
-        except Exception as fault:
-            row = str(self._setup.row)[:200]
-            raise ValueError(f"{self._where}: reset of the row {row} raised {in_words(fault)}") from fault
 
     async def step(self, action: str) -> Transition:
         """Takes an action's text, without its end token."""
@@ -135,16 +128,30 @@ class ToolboxEnv(ToolWorld):
         get_reward = getattr(self._box, "get_reward", None)
         if get_reward:
             asks = "answer" in inspect.signature(get_reward).parameters
-            earned = await self._awaited("get_reward", get_reward(**({"answer": end.answer} if asks else {})))
+            arguments = {"answer": end.answer} if asks else {}
+            earned = await self._awaited("get_reward", partial(get_reward, **arguments))
         elif earned is None:
             return {"success": end.rewards.get("em", 0.0)}
         reward = number(earned, self._where)
         return {"env": reward, "success": float(reward > self._params.success_above)}
 
-    async def _awaited(self, method: str, value: Any) -> Any:
-        if not inspect.isawaitable(value):
-            return value
-        return await within(self._params.timeout_s, value, lambda late: WorldTimeout(f"{self._where}: {method} {late}"))
+    async def _awaited(self, method: str, call: Callable[[], Any]) -> Any:
+        """What a method gives, now or when awaited; its fault names the world and the row."""
+        try:
+            value = call()
+            if not inspect.isawaitable(value):
+                return value
+            limit_s = self._params.timeout_s
+            return await within(limit_s, value, lambda late: WorldTimeout(f"{self._where}: {method} {late}"))
+        except WorldFault:
+            raise
+        except Exception as fault:
+            row = str(self._setup.row)[:200]
+            raise ValueError(f"{self._where}: {method} of the row {row} raised {in_words(fault)}") from fault
+
+
+def _tools_of(box: Offering, timeout_s: float | None) -> list[OfferedTool]:
+    return [OfferedTool(tool, box, timeout_s) for tool in box.tools()]
 
 
 def require_toolbox(questions: Sequence[Question], limits: EnvParams) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from agent_r1.params import refusals
 from agent_r1.params.places import PARAMS, RunId
 from agent_r1.params.sections import bring_up, validated
 from agent_r1.params.whole import Params, fingerprint, variant_of
@@ -18,8 +17,6 @@ from agent_r1.params.whole import Params, fingerprint, variant_of
 __all__ = ["SHIPPED", "Params", "RunId", "fingerprint", "load", "variant_of"]
 
 logger = logging.getLogger(__name__)
-
-refusals.register()
 
 SHIPPED = Path(__file__).with_name("shipped.yaml")  # the project's params.yaml, which travels with the package
 

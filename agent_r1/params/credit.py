@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from agent_r1.params.sections import Natural, Section, Share, Weight, nearest
+from agent_r1.params.sections import Natural, Needs, Refusals, Section, Share, Weight, nearest
 
 LOGGED = frozenset({"total", "max", "std", "std_in_groups", "kl"})  # metrics reward/... that are no parts
 FALLING = ["agent_r1", "failed_call", "repeat_call", "no_answer", "overlong", "length"]  # parts that may be below 0
@@ -125,8 +125,18 @@ READS: dict[str, frozenset[str]] = {  # what each reads of `credit` that others 
 }
 
 
+FILTERS = ("top_p", "top_fraction")
+CRITIC = tuple(sorted(WITH_CRITIC))
+WHITENING = tuple(sorted(WITH_WHITENING))
+
+
 class FilterParams(Section):
     """Which groups are trained on; see `agent_r1.credit.assign.select`."""
+
+    needs = (
+        Needs("share", 1.0, "kind", FILTERS, ", which keeps every group"),
+        Needs("refill", 0, "kind", FILTERS, ", which drops no group"),
+    )
 
     kind: Literal["none", "top_p", "top_fraction"]
     share: Annotated[float, Field(ge=1e-6, le=1)]  # a smaller one would keep nothing
@@ -150,6 +160,13 @@ class GigpoParams(Section):
 
 
 class CreditParams(Section):
+    needs = (
+        Needs("whitening_floor", 0, "estimator", WHITENING, ", which does not whiten over the batch"),
+        Needs("advantage_mask.whitening", True, "estimator", WHITENING, ", which does not whiten"),
+        Needs("advantage_mask.critic", True, "estimator", CRITIC, ", which trains no critic"),
+        Needs("loss_mask", True, "advantage_mask.recursion", (False,), ", as advantages there are 0"),
+    )
+
     estimator: Estimator
     gamma: Share
     lam: Share
@@ -213,3 +230,34 @@ class CreditParams(Section):
                 "advantage_mask.recursion: false with critic: true reads values at observation tokens, where the "
                 "critic is never trained"
             )
+
+    def refusals(self) -> Refusals:
+        estimator = f"estimator {self.estimator}"
+        mask = self.advantage_mask
+        if not any(self.rewards.weights.values()) and not self.kl_reward:
+            yield "all reward weights are 0: nothing can be learned; set at least one above 0"
+        divides_by_std = self.estimator == "grpo" or (self.estimator == "gigpo" and self.gigpo.std)
+        if divides_by_std and self.kl_reward:
+            why = "would be scaled up to unit variance where a group's rewards are equal"
+            yield f"kl_reward {self.kl_reward} with {estimator} {why}; set it to 0, and train.update.kl_loss instead"
+        penalties = [f"rewards.{part}" for part in FALLING if self.rewards.weights[part]] + ["kl_reward"] * (
+            self.kl_reward > 0
+        )
+        if self.estimator == "maxrl" and penalties:
+            why = f"takes returns of 0 and above, and {penalties[0]} may be below; set it to 0"
+            yield f"{estimator} {why}, and weigh others, such as success"
+        if (self.rewards.overlong > 0) != (self.overlong_buffer > 0):
+            setting = f"overlong_buffer {self.overlong_buffer} with rewards.overlong {self.rewards.overlong}"
+            yield f"{setting} has no effect; set both above 0, or both to 0"
+        if self.rewards.overlong and self.left_out.truncated:
+            setting = f"rewards.overlong {self.rewards.overlong} prices episodes that left_out.truncated: true"
+            yield f"{setting} leaves out of the policy loss; set overlong and overlong_buffer to 0, or truncated: false"
+        if self.on_steps and not (self.loss_mask and mask.recursion and mask.critic):
+            masks = "loss_mask, advantage_mask.recursion and advantage_mask.critic"
+            yield f"{estimator} works on steps, which hold action tokens only; leave {masks} true"
+        if self.loss_mask and mask.whitening and not mask.recursion and self.observations_cannot_matter:
+            setting = (
+                f"advantage_mask.recursion: false has no effect on {estimator} at gamma {self.gamma} and lam {self.lam}"
+            )
+            why = "while the loss mask is on: the advantages at action tokens stay the same"
+            yield f"{setting} {why}; set loss_mask: false or recursion: true"

@@ -20,6 +20,7 @@ NAMED_BY_DVC = "DVC_EXP_NAME"  # `dvc exp run --name NAME` says it to its stages
 RAW = Path("data/raw")  # the files of real data sets
 UNREAD = "data/raw/README.md"  # one of them that no stage reads
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
+IMPORTED = "imported"  # runs of other trainers: their graph in words, and the folder of outputs
 REPRO = "repro"  # the main graph, in words of the command line
 _LABEL = re.compile(r"(?P<run>\w{1,200})(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d{1,19}))?", re.ASCII)
 
@@ -84,12 +85,12 @@ class RunId:
     def meant(cls, word: str) -> Self:
         """The training that a word of a command line means; `repro/ppo-seed3` is that of the main graph, too."""
         graph, _, label = word.rpartition("/")
-        return cls.parse(label if graph in (REPRO, SWEEP) else word, graph * (graph == SWEEP))
+        return cls.parse(label if graph in (REPRO, SWEEP, IMPORTED) else word, graph * (graph in (SWEEP, IMPORTED)))
 
     @classmethod
     def exact(cls, word: str) -> Self | str:
         """The training that a word names by its graph, `repro/ppo` or `ablations/ppo-seed3`; else the word."""
-        return cls.meant(word) if word.startswith((f"{REPRO}/", f"{SWEEP}/")) else word
+        return cls.meant(word) if word.startswith((f"{REPRO}/", f"{SWEEP}/", f"{IMPORTED}/")) else word
 
     @classmethod
     def parse(cls, label: str, sweep: str = "") -> Self:
@@ -162,9 +163,14 @@ class Places(Section):
         """The repeated evaluations of registered versions."""
         return Path(self.outputs) / "history"
 
+    @property
+    def imported(self) -> Path:
+        """The runs of other trainers."""
+        return Path(self.outputs) / IMPORTED
+
     def training(self, run: RunId) -> Path:
         """The folder of a run's iterations, checkpoint and metrics."""
-        return self._of(run.sweep) / "train" / run.label
+        return self.imported / run.label if run.sweep == IMPORTED else self._of(run.sweep) / "train" / run.label
 
     def variant(self, run: RunId) -> Path:
         """The file of the further overrides that a variant stands for."""
@@ -192,7 +198,11 @@ class Places(Section):
 
     def page(self, run: RunId) -> Path:
         """The page on which a run's trajectories are looked at."""
-        return self._of(run.sweep) / "view" / f"{run.label}.html"
+        return (
+            self.training(run) / "view.html"
+            if run.sweep == IMPORTED
+            else self._of(run.sweep) / "view" / f"{run.label}.html"
+        )
 
     def _of(self, sweep: str) -> Path:
         return Path(self.outputs) / sweep

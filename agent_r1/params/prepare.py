@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agent_r1.params.sections import Count, Natural, Section, Share
+from agent_r1.params.games import GameWorld
+from agent_r1.params.outside import OthersParams
+from agent_r1.params.sections import Count, Names, Natural, Refusals, Section, Share, nearest, repeated
+from agent_r1.params.worlds import SPLITS
 
 BUILT_IN = "atlas"
-SPLITS = ("train", "dev", "test")
+ROUNDING = 1e-9  # by which a sum of shares may miss 1
 
 Format = Literal["hotpotqa", "2wikimultihopqa", "musique", "generic", "flashrag"]
 DatasetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]  # part of the names of metrics
@@ -26,6 +29,11 @@ class AtlasShares(Section):
     earlier: Share
     sum: Share
     age: Share
+
+    def refusals(self) -> Refusals:
+        total = sum(self.model_dump().values())
+        if abs(total - 1) > ROUNDING:
+            yield f"the kinds of questions together make {total:.4g} of all; give them shares that add up to 1"
 
 
 # The searches that a question of each kind takes.
@@ -64,65 +72,12 @@ class FilesParams(Section):
         return {name: vars(self)[name] for name in SPLITS if vars(self)[name]}
 
 
-Seeds = Annotated[list[Natural], Field(min_length=2, max_length=2)]  # from the first up to, and without, the second
-Chance = Annotated[float, Field(gt=0, le=1)]
-
-
-class WorldSeeds(Section):
-    """Which seeds a world is drawn by. A split that is left out has no questions."""
-
-    train: Seeds | None = None
-    dev: Seeds | None = None
-    test: Seeds | None = None
-
-    @property
-    def given(self) -> dict[str, list[int]]:
-        """The splits that have seeds, with the first of them, and the one after the last."""
-        return {split: vars(self)[split] for split in SPLITS if vars(self)[split]}
-
-
-class LakeParams(WorldSeeds):
-    """FrozenLake; see `agent_r1.games.lake`."""
-
-    env: Literal["frozen_lake"]
-    size: Annotated[int, Field(ge=2, le=12)]
-    frozen: Chance  # of a cell to be ice, where there is no hole
-    intended: Chance  # of a move to go where it was meant to; else it goes to one of the sides
-
-
-class SokobanParams(WorldSeeds):
-    """Sokoban with one box; see `agent_r1.games.sokoban`."""
-
-    env: Literal["sokoban"]
-    size: Annotated[int, Field(ge=5, le=12)]
-    walls: Share  # chance of a cell inside to be one
-    most_moves: Annotated[int, Field(ge=1, le=12)]  # of the best solution
-    test_lengths: dict[Count, Count] = Field(default={})  # of the test's best solutions, how many boards of each length
-
-
-class BanditParams(WorldSeeds):
-    """The bandit of two arms, which the test has not seen so; see `agent_r1.games.bandit`."""
-
-    env: Literal["bandit"]
-    test_pairs: Literal["others", "turned"] = "others"  # RAGEN's of the test, or those of training, in the other order
-
-
-class OthersParams(WorldSeeds):
-    """An environment that others wrote, or an agent outside, which `env` declares under a name."""
-
-    env: Literal["gymnasium", "openenv", "toolbox", "agent"]
-    name: str
-    reset: dict[str, Any] | None = None  # of openenv, arguments in which {seed}, {index} and {split} are the row's own
-    row: dict[str, Any] | None = None  # of toolbox, the same
-    file: Path | None = None  # of these and of an agent, rows of further arguments; seeds are their numbers, from 0
-
-
-WorldParams = LakeParams | SokobanParams | BanditParams | OthersParams
+WorldParams = GameWorld | OthersParams
 World = Annotated[WorldParams, Field(discriminator="env")]
 
 
 class PrepareParams(Section):
-    datasets: Annotated[list[str], Field(min_length=1)]
+    datasets: Names
     seed: Natural
     atlas: AtlasParams
     files: dict[DatasetName, FilesParams]
@@ -142,3 +97,19 @@ class PrepareParams(Section):
     def plays(self) -> bool:
         """Whether any data set is a world of an environment."""
         return any(name in self.worlds and self.worlds[name].env != "agent" for name in self.datasets)
+
+    def refusals(self) -> Refusals:
+        names = [BUILT_IN, *self.files, *self.worlds]
+        if BUILT_IN in {*self.files, *self.worlds}:
+            yield f"files and worlds: {BUILT_IN!r} is the built-in data set; name yours differently"
+        for name, files in self.files.items():
+            if name in self.worlds:
+                yield f"{name!r} stands under files and under worlds; name one of them differently"
+            if not files.splits:
+                yield f"files.{name}: a data set needs a file of questions; give it train, dev or test"
+            if files.format == "generic" and files.corpus is None:
+                yield f"files.{name}: rows of format generic bring no passages along; name a corpus to search"
+        for name in self.datasets:
+            if name not in names:
+                yield f"datasets names {name!r}, which neither files nor worlds define{nearest(name, names)}"
+        yield from repeated(datasets=self.datasets)

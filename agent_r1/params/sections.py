@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 import reprlib
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
+from operator import attrgetter
 from types import UnionType
-from typing import Annotated, Any, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -23,6 +26,9 @@ Positive = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine that lead nowhere else
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Names = Annotated[list[str], Field(min_length=1)]
+Refusals = Iterator[str]
 
 
 def _off_or_above_one(multiple: float) -> float:
@@ -54,16 +60,40 @@ def address(url: str) -> str:
     return public(url).rstrip("/")
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """A knob that is read only where another one of its section has one of some values."""
+
+    knob: str
+    off: Any  # its value where it is not read
+    other: str
+    values: tuple[Any, ...]  # of `other`, with which the knob is read
+    why: str = ""  # nothing reads it with another value
+    missing: str = ""  # the remedy if it is off where it is read; "" allows that
+
+    def refusals(self, section: Section) -> Refusals:
+        value, condition = attrgetter(self.knob, self.other)(section)
+        choices = " or ".join(map(_in_yaml, self.values))
+        if value != self.off and condition not in self.values:
+            what = f"{self.knob}: {_in_yaml(value)} has no effect with {self.other}: {_in_yaml(condition)}{self.why}"
+            yield f"{what}; set {self.knob}: {_in_yaml(self.off)}, or {self.other}: {choices}"
+        if value == self.off and condition in self.values and self.missing:
+            yield f"{self.other}: {_in_yaml(condition)} needs {self.knob}, which is {_in_yaml(value)}; {self.missing}"
+
+
+def _in_yaml(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value, default=str)
+
+
 class Section(BaseModel):
     """A mapping of params.yaml. No key is unknown, and one without a default is required."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    needs: ClassVar[Sequence[Needs]] = ()
 
-    def refusals(self) -> Iterator[str]:
+    def refusals(self) -> Refusals:
         """Says what is wrong with values that are each in range, and how to mend it; the first one is raised."""
-        for kind in reversed(type(self).__mro__):
-            for check in CHECKS.get(kind, ()):
-                yield from check(self)
+        yield from ()
 
     @model_validator(mode="before")
     @classmethod
@@ -77,13 +107,10 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _refuse(self) -> Self:
-        for refusal in self.refusals():
+        for refusal in chain(*(need.refusals(self) for need in self.needs), self.refusals()):
             raise ValueError(refusal)
         return self
 
-
-# Section -> what says which of its values do not go together, and how to mend it; see `agent_r1.params.refusals`.
-CHECKS: defaultdict[type, list[Callable[[Any], Iterator[str]]]] = defaultdict(list)
 
 # Keys of earlier versions -> the value that they have in every run. Stored runs have them among their parameters.
 CONSTANTS: dict[str, Any] = {
@@ -98,20 +125,36 @@ CONSTANTS: dict[str, Any] = {
 # Keys that stored runs of earlier versions lack -> the value under which today's code does as theirs; * is any name.
 NEUTRAL: dict[str, Any] = {
     "env.agents.*.examples": False,
+    "env.agents.*.python": None,
     "env.answers": "tagged",
     "env.calls": "strict",
     "env.examples": "",
+    "env.tools.*": None,
     "env.too_long_share": 0.0,
     "evaluate.examples": "",
     "learner.defer_reduction": False,
     "learner.replicate": False,
     "model.base": "full",
+    "model.portable": False,
     "model.template": {},
+    "search.dense.pq_bytes": 0,
+    "search.dense.rescore": 0,
+    "search.remote.protocol": "search",
+    "search.remote.version": "",
+    "train.update.balance_loss": 0.0,
     "train.update.importance_floor": 0.0,
     "train.update.importance_rule": "cap",
     "train.rollout.demonstrate": 0.0,
     "warm_start.quotes": False,
 }
+
+
+def repeated(**lists: Iterable[Any]) -> Refusals:
+    """Refuses lists that name a value twice, by their keys."""
+    for what, values in lists.items():
+        for value in [value for value, count in Counter(values).items() if count > 1]:
+            yield f"{what} names {value!r} more than once; leave one of them"
+
 
 S = TypeVar("S", bound=Section)
 
@@ -174,6 +217,8 @@ def of_today(stored: Mapping[str, Any], today: Iterable[str]) -> dict[str, Any]:
 def bring_up(content: Any) -> Iterator[str]:
     """Changes the content of an earlier version's parameter file to mean the same today; names each change."""
     for name, value in {**CONSTANTS, **NEUTRAL}.items():
+        if name.endswith("*"):
+            continue
         *parents, key = name.split(".")
         sections = [content]
         for parent in parents:

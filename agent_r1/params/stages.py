@@ -7,49 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from agent_r1.params.env import ContextParams
-from agent_r1.params.sections import Count, Natural, Positive, Section, Share, Weight, address, public
+from agent_r1.params.sections import Count, Names, Natural, Needs, Positive, Refusals, Section, Share, Weight, address
 
-SearchKind = Literal["bm25", "dense", "hybrid", "remote"]
+SHORT = ("auto", "bfloat16", "float16")
+SERVE = "start one with the line of docs/data_and_models.md#vllm-servers and name it there, as http://127.0.0.1:8001"
 OWN_ARGUMENTS = ("messages", "tools", "documents", "add_generation_prompt")  # of every chat template
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-
-
-class BM25Params(Section):
-    k1: Positive
-    b: Share
-
-
-class DenseParams(Section):
-    encoder: str
-    query_prefix: str
-    passage_prefix: str
-    pooling: Literal["mean", "cls"]
-    max_tokens: Count
-    batch_size: Count
-    faiss: Literal["flat", "ivf"]
-    nlist: Natural
-    nprobe: Natural
-
-
-class HybridParams(Section):
-    rrf_constant: Natural = 60
-    candidates: Count
-
-
-class RemoteParams(Section):
-    url: Annotated[str, AfterValidator(public)]
-    timeout_s: Positive
-    retries: Natural
-    backoff_s: Weight = 0.5
-
-
-class SearchParams(Section):
-    kind: SearchKind
-    cache_entries: Natural = 10_000
-    bm25: BM25Params
-    dense: DenseParams
-    hybrid: HybridParams
-    remote: RemoteParams
 
 
 class LoraParams(Section):
@@ -57,7 +20,7 @@ class LoraParams(Section):
 
     rank: Natural
     alpha: Count
-    targets: Annotated[list[str], Field(min_length=1)]
+    targets: Names
 
 
 def _argument(name: str) -> str:
@@ -67,12 +30,16 @@ def _argument(name: str) -> str:
 
 
 class ModelParams(Section):
+    needs = (Needs("float32_output", False, "dtype", SHORT, ", in which all layers compute"),)
+
     path: str
     threads: Count
+    portable: bool
     dtype: DtypeName
     float32_output: bool
     gradient_checkpointing: bool
     packing: bool
+    compile: bool = False  # layers by torch.compile
     template: dict[Annotated[str, AfterValidator(_argument)], bool | int | str]
     lora: LoraParams
     base: Literal["full", "four_bit"]
@@ -81,6 +48,10 @@ class ModelParams(Section):
     def adapter(self) -> LoraParams | None:
         """The adapters that train instead of the weights; None where the weights themselves do."""
         return self.lora if self.lora.rank else None
+
+    def refusals(self) -> Refusals:
+        if self.portable and self.compile:
+            yield "portable: true is undone by compile: true, which makes code for this processor; set one to false"
 
 
 class LearnerParams(Section):
@@ -102,6 +73,15 @@ class LearnerParams(Section):
     def copies(self) -> int:
         """The number of copies of the weights, each of which the ranks of a machine share."""
         return self.nodes if self.replicate else 1
+
+    def refusals(self) -> Refusals:
+        if self.optimizer_offload and self.ranks > 1:
+            why = f"needs one GPU, and there are {self.ranks} ranks, each with a part of the states"
+            yield f"optimizer_offload: true {why}; set it to false, or processes and nodes to 1"
+        if self.defer_reduction and self.ranks == 1:
+            yield "defer_reduction: true has no effect on one rank; set it to false, or processes to 2 or more"
+        if self.replicate and self.nodes == 1:
+            yield "replicate: true has no effect on one machine; set it to false, or nodes to 2 or more"
 
 
 class WarmStartParams(Section):
@@ -125,6 +105,11 @@ class WarmStartParams(Section):
     checkpoint_every: Natural
     observation_weight: Weight
     contexts: Annotated[list[ContextParams], Field(max_length=8)]
+
+    def refusals(self) -> Refusals:
+        if self.by_relation and not (self.stop_early or self.wrong_relation):
+            setting = f"by_relation {self.by_relation} has no effect while stop_early and wrong_relation are 0"
+            yield f"{setting}; set one of them above 0, or by_relation: 0"
 
 
 class VllmParams(Section):
@@ -151,8 +136,14 @@ class ServerParams(Section):
     timeout_s: Positive
     retries: Natural
 
+    def refusals(self) -> Refusals:
+        if len(set(self.urls)) < len(self.urls):
+            yield f"urls names a server twice: {', '.join(self.urls)}; name it once"
+
 
 class EngineParams(Section):
+    needs = (Needs("server.urls", [], "kind", ("server",), missing=SERVE),)
+
     kind: Literal["vllm", "transformers", "server"]
     vllm: VllmParams
     transformers: TransformersParams
@@ -203,6 +194,11 @@ class EvaluateParams(Section):
     bootstrap_samples: Annotated[int, Field(ge=100)]
     price_per_device_hour: Weight = 0.0
     history_kept: Count
+
+    def refusals(self) -> Refusals:
+        if self.samples > 1 and self.temperature == 0:
+            setting = f"samples: {self.samples} at temperature: 0"
+            yield f"{setting} are one answer as often; set samples: 1, or temperature: 1"
 
 
 class PromoteParams(Section):

@@ -8,10 +8,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from agent_r1.harmless import without_password
 from agent_r1.params.credit import READS, CreditParams
 from agent_r1.params.places import SCHEME
-from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section, Share, Weight, address
+from agent_r1.params.sections import (
+    Count,
+    Multiple,
+    Natural,
+    Needs,
+    Positive,
+    Refusals,
+    Section,
+    Share,
+    Weight,
+    address,
+)
 
+MASKS = ("mask_token", "mask_sequence", "mask_mean")
+DIVIDES = "set it to the tokens that a trajectory's sum is divided by"
 Beta = Annotated[float, Field(ge=0, lt=1)]
 LARGEST_LOG_RATIO = 20.0  # nats; where the losses clamp a ratio's logarithm
 LARGEST_K3 = 10.0  # nats; where the KL estimate k3 of a token ends
@@ -51,6 +65,12 @@ class CriticParams(Section):
 
 
 class UpdateParams(Section):
+    needs = (
+        Needs("dual_clip", 0, "loss", ("clip",), ", whose weights clip_high bounds for every advantage"),
+        Needs("importance_floor", 0, "importance_rule", MASKS, ", which leaves out no weight"),
+        Needs("constant_length", 0, "aggregation", ("constant_length",), missing=DIVIDES),
+    )
+
     learning_rate: Positive
     learning_rate_decay: Literal["none", "linear", "cosine"]
     learning_rate_warmup: Natural
@@ -68,6 +88,7 @@ class UpdateParams(Section):
     importance_floor: Annotated[float, Field(ge=0, lt=1)]
     kl_loss: Weight
     entropy_bonus: Weight
+    balance_loss: Weight
     aggregation: Literal["token_mean", "sequence_mean", "constant_length"]
     constant_length: Natural
     critic: CriticParams
@@ -79,7 +100,34 @@ class UpdateParams(Section):
     @property
     def regularised(self) -> bool:
         """Whether the policy loss has terms that give a gradient where the advantage is 0."""
-        return self.kl_loss > 0 or self.entropy_bonus > 0
+        return self.kl_loss > 0 or self.entropy_bonus > 0 or self.balance_loss > 0
+
+    def refusals(self) -> Refusals:
+        if 0 < self.importance_cap < 1:
+            why = "cuts the weight even where sampler and learner agree"
+            yield f"importance_cap {self.importance_cap} {why}; set it to 1 or more, or to 0 to switch it off"
+        if self.importance_rule != "cap" and not self.importance_cap:
+            why = (
+                "has no upper bound, which importance_cap: 0 switches off; set that to one, such as 5.0 as IcePop does"
+            )
+            yield f"importance_rule: {self.importance_rule} {why}"
+        if self.loss == "cispo" and self.ratio == "sequence_token":
+            why = "is ratio: sequence with loss: cispo, which takes no gradient through the ratio"
+            yield f"ratio: sequence_token {why}; set ratio: sequence"
+        largest = math.exp(LARGEST_LOG_RATIO)  # a ratio's logarithm is clamped
+        bounds = {"clip_high": 1 + self.clip_high, "dual_clip": self.dual_clip, "importance_cap": self.importance_cap}
+        for name in [name for name, bound in bounds.items() if bound >= largest]:
+            yield f"{name} {getattr(self, name):g} never acts: ratios end at e^20, {largest:.3g}; lower it"
+        if self.loss == "clip" and 1 - self.clip_low <= 1 / largest:
+            yield f"clip_low {self.clip_low:.17g} never acts: ratios begin at e^-20, {1 / largest:.3g}; lower it"
+        warmup = self.critic.warmup
+        if warmup.explained_variance and warmup.limit <= warmup.iterations:
+            setting = f"critic.warmup.explained_variance {warmup.explained_variance} has no effect"
+            why = f"with limit {warmup.limit}, which iterations {warmup.iterations} reaches"
+            yield f"{setting} {why}; raise the limit, or set both to 0"
+        if warmup.limit and not warmup.explained_variance:
+            setting = f"critic.warmup.limit {warmup.limit} has no effect without explained_variance"
+            yield f"{setting}; set limit: 0, or explained_variance above 0"
 
 
 class MonitorThresholds(Section):
@@ -97,6 +145,8 @@ class MonitorThresholds(Section):
 
 
 class MonitorParams(Section):
+    needs = (Needs("max_rollbacks", 0, "on_collapse", ("rollback",), missing="set it to 1 or more"),)
+
     on_collapse: Literal["warn", "stop", "rollback"]
     max_rollbacks: Natural
     patience: Count
@@ -196,3 +246,71 @@ class TrainParams(Section):
                 f"{where}: estimator {self.credit.estimator} does not read {', '.join(unread)}, which would change "
                 "nothing; leave that out"
             )
+
+    def refusals(self) -> Refusals:
+        if not self.validation.every and (self.validation.keep_best or self.validation.patience):
+            yield "validation.every: 0 validates nothing for keep_best and patience; set every to 1 or more"
+        if "://" in self.reference and not self.reference_at:
+            yield f"reference {without_password(self.reference)!r} is no model at a server; write NAME at https://HOST/v1"
+        if self.reference and not self.needs_reference:
+            setting = f"reference {self.reference!r} has no effect while credit.kl_reward and update.kl_loss are 0"
+            yield f"{setting}; set one above 0, or leave it out"
+        yield from self._groups()
+        yield from self._minibatches()
+        yield from self._warmups()
+        yield from self._collapses()
+        if self.validation.keep_best and self.keep.learner:
+            why = "would leave the best policy beside the critic and the optimisers of the last one"
+            yield f"validation.keep_best: true with keep.learner: true {why}; choose one of them"
+
+    def _collapses(self) -> Refusals:
+        collapse = f"monitor.on_collapse: {self.monitor.on_collapse}"
+        patience = self.monitor.patience
+        if self.monitor.on_collapse != "warn" and not any(self.monitor.thresholds.model_dump().values()):
+            yield f"{collapse} has no effect while every threshold is 0; set one above 0, or warn"
+        if self.monitor.on_collapse != "warn" and self.iterations <= patience:
+            why = f"monitor.patience {patience} allows no alarm in {self.iterations} iterations"
+            yield f"{collapse} has no effect: {why}; lower the patience"
+        if self.validation.keep_best and self.monitor.goes_back:
+            why = "the best policy may be of an iteration that the run went back from"
+            yield f"validation.keep_best: true with {collapse}: {why}; choose one of them"
+        if self.checkpoint.every > 1 and self.monitor.goes_back:
+            why = "a run goes back to the checkpoint that an iteration began with, and most would have none"
+            yield f"checkpoint.every {self.checkpoint.every} with {collapse}: {why}; set every: 1, or on_collapse: stop"
+
+    def _groups(self) -> Refusals:
+        estimator = f"estimator {self.credit.estimator}"
+        selection = self.credit.filter
+        few = f"and rollout.samples is {self.rollout.samples}; set it to 2 or more"
+        if self.credit.in_groups and self.rollout.samples < 2:
+            yield f"{estimator} compares the episodes of a group, {few}"
+        if selection.kind != "none" and self.rollout.samples < 2:
+            yield f"credit.filter {selection.kind} looks at how returns differ within a group, {few}"
+        if self.update.ratio == "sequence_token" and self.credit.in_groups and not self.credit.on_steps:
+            why = f"gives the gradient of ratio: sequence with {estimator}, whose advantage is the same at all tokens"
+            yield f"update.ratio: sequence_token {why}; set ratio: sequence, or choose another estimator"
+        if self.rollout.ahead and selection.refill:
+            why = "the groups to replace are known of weights that are an update behind"
+            yield f"rollout.ahead: 1 with credit.filter.refill {selection.refill}: {why}; choose one of them"
+
+    def _minibatches(self) -> Refusals:
+        kind = self.credit.filter.kind
+        samples = self.rollout.samples
+        trajectories = self.rollout.questions * self.rollout.samples
+        counts = {"update.minibatches": self.update.minibatches}
+        if self.credit.needs_critic:
+            counts["update.critic.minibatches"] = self.update.critic.minibatches
+        for name, count in counts.items():
+            fill = f"do not fill {name} {count}; lower it or raise"
+            if kind != "none" and samples < count:
+                group = f"a single group, whose {samples} trajectories"
+                yield f"credit.filter {kind} may keep {group} {fill} rollout.samples"
+            if trajectories < count:
+                product = "(rollout.questions times rollout.samples)"
+                yield f"{trajectories} trajectories per iteration {product} {fill} rollout.questions"
+
+    def _warmups(self) -> Refusals:
+        rise = self.update.learning_rate_warmup
+        if rise >= self.iterations:
+            setting = f"update.learning_rate_warmup {rise}"
+            yield f"{setting} lasts all {self.iterations} iterations; lower it or raise iterations"

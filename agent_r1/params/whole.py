@@ -8,17 +8,22 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import BaseModel, Field, SkipValidation
 
 from agent_r1.params import stages
-from agent_r1.params.env import EnvParams
-from agent_r1.params.places import RAW, SWEEP, UNREAD, Places, RunId
-from agent_r1.params.prepare import OthersParams, PrepareParams
-from agent_r1.params.sections import Natural, Section, flatten, nearest, override, validated
+from agent_r1.params.credit import OF_ANSWERS, CreditParams
+from agent_r1.params.env import DECLARE, EnvParams
+from agent_r1.params.outside import OthersParams
+from agent_r1.params.places import IMPORTED, RAW, SWEEP, UNREAD, Places, RunId
+from agent_r1.params.prepare import BUILT_IN, HOPS, PrepareParams
+from agent_r1.params.search import SearchParams
+from agent_r1.params.sections import Names, Natural, Refusals, Section, flatten, nearest, override, repeated, validated
 from agent_r1.params.train import TrainParams
 
+ALIKE = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")  # one advantage for a whole trajectory
+RUN_NAME = re.compile(r"\w+", re.ASCII)
 ENV = "env"  # the section that a run may override beside `train`
 Seeds = list[Annotated[Natural, Field(strict=True)]]  # as they go into commands
 
@@ -44,7 +49,7 @@ class CloserParams(Section):
 class AblationsParams(Section):
     """The sweep: every run with every seed, some with further ones, and baselines without."""
 
-    runs: Annotated[list[str], Field(min_length=1)]
+    runs: Names
     seeds: Annotated[Seeds, Field(min_length=1)]
     baselines: Annotated[list[stages.Baseline], Field(min_length=1)]
     equal: stages.Budget = "episodes"  # the report names runs that differ in it
@@ -56,13 +61,29 @@ class AblationsParams(Section):
         """The seeds that a run is trained with."""
         return self.seeds + (self.closer.seeds if run in self.closer.runs else [])
 
+    def refusals(self) -> Refusals:
+        agents = [*self.runs, *self.baselines]
+        closer = self.closer
+        yield from repeated(runs=self.runs, seeds=self.seeds, baselines=self.baselines, references=self.references)
+        yield from (f"closer.{refusal}" for refusal in repeated(runs=closer.runs, seeds=closer.seeds))
+        if bool(closer.runs) != bool(closer.seeds):
+            yield "closer: runs and seeds belong together; give both, or [] for both"
+        for name in [name for name in self.references if name not in agents]:
+            yield f"references names {name!r}, which is none of its runs and baselines{nearest(name, agents)}"
+        for run in [run for run in closer.runs if run not in self.runs]:
+            yield f"closer.runs names {run!r}, which runs does not{nearest(run, self.runs)}"
+        for seed in [seed for seed in closer.seeds if seed in self.seeds]:
+            yield f"closer.seeds names {seed}, which every run has already; give it further ones"
+        if "seed" in self.train:
+            yield "train.seed has no effect, every run is trained with each of `seeds`; leave it out"
+
 
 class Params(Section):
     """All of params.yaml."""
 
     places: Places
     prepare: PrepareParams
-    search: stages.SearchParams
+    search: SearchParams
     model: stages.ModelParams
     learner: stages.LearnerParams
     engine: stages.EngineParams
@@ -173,6 +194,8 @@ class Params(Section):
 
         A ValueError names a run that there is not, or an override of `env` that is unknown or refused.
         """
+        if run.sweep == IMPORTED:
+            return self
         overrides = {key: value for key, value in self._overrides(run.run).items() if key == ENV}
         env = override({ENV: self.env.model_dump()}, overrides)[ENV]
         return self.model_copy(update={ENV: validated(EnvParams, env, f"runs.{run.run}: {ENV}")})
@@ -182,9 +205,129 @@ class Params(Section):
             raise ValueError(f"there is no run {run!r} under runs:{nearest(run, self.runs)}")
         return {**(self.runs[run] or {})}
 
+    def refusals(self) -> Refusals:
+        yield from self._warm_start()
+        yield from self._lengths()
+        yield from self._worlds()
+        yield from self._base()
+        if self.engine.kind == "transformers" and self.env.order != "rounds":
+            why = "needs an engine that takes requests in while it samples, and engine.kind is transformers"
+            rounds = "" if self.env.agent else "env.order: rounds, or "  # in which no agent outside can play
+            yield f"env.order: {self.env.order} {why}; set {rounds}engine.kind: vllm"
+        baselines = {"as_shipped", "with_examples"}.intersection(self.repro_baselines + self.ablations.baselines)
+        if baselines and not self.model.path:
+            yield f"{' and '.join(sorted(baselines))} need a model that is shipped; set model.path, or leave them out"
+        if ("with_examples" in baselines) != bool(self.evaluate.examples):
+            yield "evaluate.examples and the baseline with_examples go together; set both, or neither"
+        for name in self.runs:
+            if not RUN_NAME.fullmatch(name):
+                yield f"runs: {name!r} is to be a folder and a DVC stage; use letters, digits and _ only"
+            if name in get_args(stages.Baseline):
+                yield f"runs: {name!r} is the name of a baseline; name the run differently"
+            self.run(RunId(name))
+        for where, names in (("repro_runs", self.repro_runs), ("ablations.runs", self.ablations.runs)):
+            for name in [name for name in names if name not in self.runs]:
+                yield f"{where} names {name!r}, which runs: does not define{nearest(name, self.runs)}"
+        for name in self.ablations.runs:
+            self.run(RunId(name, sweep=SWEEP))
+
+    def _warm_start(self) -> Refusals:
+        settings = self.warm_start
+        passed_through = self.model.path and not settings.fine_tune
+        if settings.fine_tune and not self.model.path:
+            yield "warm_start.fine_tune: true has no effect on the built-in model; set model.path, or fine_tune: false"
+        if settings.conversations and passed_through:
+            why = "has no effect on the model of model.path, which is passed through"
+            remedy = 'set warm_start.fine_tune: true, or conversations: ""'
+            yield f"warm_start.conversations {settings.conversations!r} {why}; {remedy}"
+        if settings.demonstrations and self.prepare.asks and self.env.tools.search is None:
+            demonstrations = f"warm_start.demonstrations {settings.demonstrations} show how to search"
+            yield f"{demonstrations}, and env.tools.search is null; set it to {{}}, or demonstrations: 0"
+        for context in settings.contexts:
+            yield from (f"warm_start.contexts: {problem}" for problem in context.within(self.env.max_steps))
+        lessons = settings.demonstrations or settings.naive_rag_demonstrations or settings.conversations
+        if not (lessons or passed_through):
+            remedy = "set demonstrations or naive_rag_demonstrations above 0, or conversations to a file"
+            yield f"warm_start has nothing to learn from: {remedy}"
+
+    def _lengths(self) -> Refusals:
+        """Refuses demonstrations that the limit of steps would cut before their answer."""
+        shares = self.prepare.atlas.shares.model_dump()
+        actions = max(hops for kind, hops in HOPS.items() if shares[kind]) + 1
+        if self.warm_start.demonstrations and BUILT_IN in self.prepare.datasets and actions > self.env.max_steps:
+            limit = f"env.max_steps is {self.env.max_steps}"
+            remedy = f"raise it to {actions}, or set the shares of longer questions to 0"
+            yield f"warm_start.demonstrations take up to {actions} actions, and {limit}; {remedy}"
+
+    def _worlds(self) -> Refusals:
+        for name in self.prepare.datasets:
+            match self.prepare.worlds.get(name):
+                case OthersParams(env="agent", name=meant) if meant in self.env.agents:
+                    yield from (f"env.{problem}" for problem in self.env.of_agent(meant))
+                case OthersParams(env=kind, name=meant):
+                    names = self.env.declared.get(kind, self.env.agents)
+                    if meant not in names:
+                        section = "agents" if kind == "agent" else kind
+                        close = nearest(meant, names) if names else DECLARE
+                        yield f"prepare.worlds.{name}.name is {meant!r}, which env.{section} does not define{close}"
+
+    def _base(self) -> Refusals:
+        if self.model.base == "four_bit" and not (self.model.adapter and self.learner.ranks == 1):
+            settings = f"model.lora.rank is {self.model.lora.rank} and learner has processes times nodes"
+            remedy = "set them to 64 and 1, or base: full"
+            yield f"model.base: four_bit is for adapters of one process, and {settings}: {self.learner.ranks}; {remedy}"
+
 
 class OneRun(Section):
     """A run beside all that holds for it."""
 
     settings: SkipValidation[Params]
     train: SkipValidation[TrainParams]
+
+    def refusals(self) -> Refusals:
+        credit = self.train.credit
+        tokens = self.settings.env.max_tokens
+        if credit.overlong_buffer >= tokens:
+            setting = f"credit.overlong_buffer {credit.overlong_buffer} leaves nothing of env.max_tokens {tokens}"
+            yield f"{setting} that is not too long; lower it"
+        if self.train.rollout.ahead:
+            yield from _ahead(self.settings.engine)
+        yield from _played_outside(credit, self.settings)
+        yield from _unstated_rewards(credit, self.settings)
+
+
+def _ahead(engine: stages.EngineParams) -> Refusals:
+    """Refuses engines that cannot sample an iteration ahead."""
+    if engine.kind == "transformers":
+        why = "needs an engine that samples while the learner learns, and engine.kind is transformers"
+        yield f"rollout.ahead: 1 {why}; set engine.kind: vllm, or ahead: 0"
+    if engine.kind == "vllm" and engine.vllm.sleep:
+        why = "samples while the learner learns, and with engine.vllm.sleep: true the sampler sleeps then"
+        yield f"rollout.ahead: 1 {why}; set one of them back"
+
+
+def _played_outside(credit: CreditParams, settings: Params) -> Refusals:
+    """Refuses credit that the episodes of agents outside do not bear."""
+    worlds = [settings.prepare.worlds.get(name) for name in settings.prepare.datasets]
+    names = {world.name for world in worlds if isinstance(world, OthersParams) and world.env == "agent"}
+    agents = [agent for name, agent in settings.env.agents.items() if name in {settings.env.agent, *names}]
+    if any(agent.parallel for agent in agents) and credit.estimator not in ALIKE:
+        why = "takes the value of the next step, and steps of requests at the same time have no order"
+        yield f"estimator {credit.estimator} {why}; set the agent's parallel: false, or take {' or '.join(ALIKE)}"
+    for part in [part for part in ("grounded", "progress") if agents and credit.rewards.weights[part]]:
+        yield f"credit.rewards.{part} has no effect: nobody sees what an agent outside shows; set it to 0"
+
+
+def _unstated_rewards(credit: CreditParams, settings: Params) -> Refusals:
+    """Refuses parts of the reward that neither a function nor an environment or agent states."""
+    stated = {part for agent in settings.env.agents.values() for part in agent.rewards}
+    for part, reward in credit.rewards.own.items():
+        if (part in stated) == bool(reward.function):
+            why = "a function and a part of an agent's" if reward.function else "no function, and no part of an agent's"
+            yield f"credit.rewards.{part} is {why}; give it a function, or name it in rewards of one of env.agents"
+    data = settings.prepare
+    unstated = ([] if data.asks else OF_ANSWERS) + ([] if data.plays else ["env"])
+    for part in [part for part in unstated if credit.rewards.weights[part]]:
+        why = f"no environment of the data sets {', '.join(data.datasets)} states it"
+        remedy = f"set it to 0, and weigh {'success' if data.asks else 'env or success'}"
+        yield f"credit.rewards.{part} {credit.rewards.weights[part]} has no effect, because {why}; {remedy}"

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.envs.base import ParsedCall, hermes, object_of, parse_action, refuse_constant
+from agent_r1.records import Json
 
 Render = Callable[[Sequence[ParsedCall]], str | None]  # the assistant's text for these calls; None if there is none
-Types = dict[str, dict[str, Any]]  # the JSON schemas of a tool's arguments, by the tool's name
-Taken = tuple[dict[str, Any], int] | None  # arguments, and where they end
+Types = dict[str, Json]  # the JSON schemas of a tool's arguments, by the tool's name
+Taken = tuple[Json, int] | None  # arguments, and where they end
 
 ID = "call00001"  # of every call that is rendered: some templates take nine letters and digits alone
 NAME = "look_up"
@@ -53,16 +54,16 @@ class Keyed:
     between: str  # the end of an argument and the next key
     bare: str  # after the name of a tool without arguments, in place of `CallForm.named`
 
-    def write(self, arguments: dict[str, Any]) -> str:
+    def write(self, arguments: Json) -> str:
         parts = (
             f"{key}{self.text}{value}{self.text_end}" if isinstance(value, str) else f"{key}{self.other}{_json(value)}"
             for key, value in arguments.items()
         )
         return (self.end + self.between).join(parts) + self.end
 
-    def take(self, text: str, at: int, ends: str, types: dict[str, Any]) -> Taken:
+    def take(self, text: str, at: int, ends: str, types: Json) -> Taken:
         """The arguments that begin at a place; `ends` is the pattern of the text behind the last one."""
-        arguments = dict[str, Any]()
+        arguments = Json()
         opening = re.compile(rf"\s*(?P<key>[\w.-]+?)(?:{_edged(self.text)}|{_edged(self.other)})")
         more = rf"(?P<more>{_edged(self.between)})(?={opening.pattern})"
         closing = re.compile(rf"(?:{_loose(self.text_end)})?{_edged(self.end)}(?:{more}|(?P<last>{ends}))")
@@ -122,7 +123,7 @@ class CallForm:
         bare = rf"{_loose(self.keyed.bare)}\s*(?={ends})" if self.keyed else "(?!)"
         return rf"{_TOOL}(?:{_loose(self.named)}|(?P<bare>{bare}))" + r"\s*" * (self.keyed is None)
 
-    def _take(self, text: str, opening: re.Match[str], ends: str, types: dict[str, Any]) -> Taken:
+    def _take(self, text: str, opening: re.Match[str], ends: str, types: Json) -> Taken:
         if self.keyed:
             bare = opening["bare"] is not None
             return ({}, opening.end()) if bare else self.keyed.take(text, opening.end(), ends, types)
@@ -172,7 +173,7 @@ def _calls(block: re.Match[str], names: Container[str]) -> list[ParsedCall]:
     return calls
 
 
-def types_of(tools: Sequence[dict[str, Any]]) -> Types:
+def types_of(tools: Sequence[Json]) -> Types:
     """The JSON schemas of the arguments of tools in the OpenAI function form."""
     functions = [tool["function"] for tool in tools]
     return {function["name"]: function.get("parameters", {}).get("properties", {}) for function in functions}

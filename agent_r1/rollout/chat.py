@@ -13,9 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import Literal, Self, TypeVar
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from agent_r1.envs.base import TAGS, Conversation, Env, Restart
 from agent_r1.envs.conversations import require_tools
@@ -34,6 +32,9 @@ from agent_r1.rollout.codec import (
     Template,
     Tools,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 S = TypeVar("S", str, Sequence[int])
 Answering = Literal["tool", "user"]  # the role of observations

@@ -10,19 +10,21 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import groupby, islice, product, takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from agent_r1.envs.base import ParsedCall
-from agent_r1.records import Source
+from agent_r1.records import Json, Source
 from agent_r1.rollout import calls
 
+if TYPE_CHECKING:  # which takes seconds, and who reads a trajectory needs none
+    from transformers import PreTrainedTokenizerFast
+
 Message = tuple[str, str]  # role (system, user, assistant or tool) and content
-Tools = Sequence[dict[str, Any]]  # JSON schemas in the OpenAI function form
-Said = list[dict[str, Any]]  # messages as a template takes them
+Tools = Sequence[Json]  # JSON schemas in the OpenAI function form
+Said = list[Json]  # messages as a template takes them
 
 FENCE = chr(0x10FEFF)  # stands before a text that no context begins with: some tokenizers read a first one otherwise
 FIRST_ESCAPE = 0x10FF00  # in the last private-use plane: a text that holds these characters loses nothing but them
@@ -32,6 +34,9 @@ USER = "\u2063USER\u2063"
 ACTION = "\u2063ACTION\u2063"
 OBSERVATION = "\u2063TOOL\u2063"
 _READ_TOGETHER = 1024  # texts
+_LONG = 1 << 14  # characters of a text that is read as a batch, since other threads go on meanwhile
+# what the code of a template raises on values that it does not expect
+TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError)
 TODAY = datetime(2024, 7, 26)  # for templates that write the date: with the true one no run could be repeated
 OPENING: list[Message] = [("system", SYSTEM), ("user", USER)]
 SAMPLE: list[Message] = [*OPENING, ("assistant", ACTION), ("tool", OBSERVATION)]
@@ -90,7 +95,7 @@ class Codec:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._plain, self._blanks = _plain_tokenizer(tokenizer)
         added = tokenizer.added_tokens_decoder
         self._mark_of = {index: str(token) for index, token in added.items() if index not in self._blanks.values()}
@@ -102,6 +107,7 @@ class Codec:
         heads = sorted({mark[0] for mark in self._id_of})
         self._escaped = {head: chr(FIRST_ESCAPE + number) for number, head in enumerate(heads)}
         self._unescaped = str.maketrans({escape: head for head, escape in self._escaped.items()} | {FENCE: "\ufffd"})
+        self.longest = max(map(len, tokenizer.get_vocab()))  # characters of a token
         for text in (chr(FIRST_ESCAPE), *self._id_of):  # a tokenizer is refused now, and not at a passage
             list(self._read(text))
 
@@ -160,12 +166,12 @@ class Codec:
 
     def encode_sampled(self, text: str) -> list[int]:
         """The token ids that a policy would sample to write `text`, marks as added tokens."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Token ids as text, special tokens included."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _spelled(self, ids: list[int]) -> str:
         """The escaped text of tokens between two marks, with a blank at its start that a decoder takes for its own."""
@@ -211,8 +217,12 @@ class Codec:
 
     def _read(self, text: str, *, begins: bool = False) -> Iterator[tuple[int, int, int]]:
         """The tokens of a text, none of them added, and their spans; marks of the vocabulary are read by letter."""
+        fenced = text if begins else FENCE + text
         try:
-            encoding = self._plain.encode(text if begins else FENCE + text, add_special_tokens=False)
+            if len(text) > _LONG:
+                [encoding] = self._plain.encode_batch([fenced], add_special_tokens=False)
+            else:
+                encoding = self._plain.encode(fenced, add_special_tokens=False)
         except TypeError:  # the text is not valid Unicode
             raise ValueError(f"a text holds half of a character, which UTF-8 cannot write: {text[:80]!a}") from None
         fence = 0 if begins else 1
@@ -223,7 +233,7 @@ class Codec:
                 yield index, start, stop
             elif len(text) == 1:
                 raise ValueError(
-                    f"the tokenizer {self._tokenizer.name_or_path!r} reads the text {text!r} as its added token "
+                    f"the tokenizer {self.tokenizer.name_or_path!r} reads the text {text!r} as its added token "
                     f"{self._mark_of[index]!r}; use a tokenizer that has bytes for characters it does not know"
                 )
             else:
@@ -313,7 +323,7 @@ class Template:
         """A conversation as text, up to the assistant's next message. Raises ValueError if the template refuses it."""
         try:
             return self._render(messages, tools, generation_prompt=generation_prompt)
-        except TemplateError as error:
+        except TEMPLATE_ERRORS as error:
             raise ValueError(
                 f"the chat template refuses a conversation of {', '.join(role for role, _ in messages)}: {error}; "
                 "use a model whose template takes user and assistant messages in turn"
@@ -333,7 +343,7 @@ class Template:
         rows, tools = self.dialect.put(messages, tools)
         return [{"role": role, "content": content} for role, content in rows], tools
 
-    def _apply(self, messages: Said, tools: list[dict[str, Any]] | None, *, generation_prompt: bool = True) -> str:
+    def _apply(self, messages: Said, tools: list[Json] | None, *, generation_prompt: bool = True) -> str:
         text = self._tokenizer.apply_chat_template(
             messages,
             tools=tools,  # type: ignore[arg-type]
@@ -346,7 +356,7 @@ class Template:
     def _shows(self, messages: Sequence[Message], tools: Tools, text: str) -> bool:
         try:
             return text in self._render(messages, tools)
-        except (TemplateError, TypeError):
+        except TEMPLATE_ERRORS:
             return False
 
     def call_form(self, end_mark: str) -> calls.CallForm | None:
@@ -366,7 +376,7 @@ class Template:
                 text, prompt = (
                     self._apply(messages, [SAMPLE_TOOL]).partition(USER)[2] for messages in (conversation, opening)
                 )
-            except (TemplateError, TypeError):
+            except TEMPLATE_ERRORS:
                 continue
             shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, prompt, strict=False)))
             answer = text.partition(ACTION)[2] if content else text[len(text[:shared].rstrip("<|[")) :]
@@ -414,7 +424,7 @@ def _plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> tuple[Tokenizer, dic
     return plain, {plain.token_to_id(token["content"]): token["id"] for token in blanks}
 
 
-def _tool_calls(parsed: Sequence[ParsedCall], spelled: bool, name_it: str) -> list[dict[str, Any]]:
+def _tool_calls(parsed: Sequence[ParsedCall], spelled: bool, name_it: str) -> list[Json]:
     """Calls as a template takes them, the arguments `spelled` in JSON or as an object."""
     return [
         {

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from agent_r1.params import Params
 from agent_r1.params.places import adapter_in
 from agent_r1.params.stages import DtypeName, EngineParams, TransformersParams
 from agent_r1.pretrained import adaptable, compute_dtype, default_device, load_model
-from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, HeldWeights, Request
+from agent_r1.records import Floats
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, HeldWeights, PolicyWeights, Request
 from agent_r1.rollout.server_engine import ServerEngine
 from agent_r1.rollout.vllm_engine import VllmEngine
 from agent_r1.weight_sums import adapter_sums, sums_of
@@ -25,7 +28,7 @@ from agent_r1.weight_sums import adapter_sums, sums_of
 _ADAPTER = "engine"  # the adapters' name in the layers
 
 
-def draw_uniforms(seed: int, count: int) -> NDArray[np.float64]:
+def draw_uniforms(seed: int, count: int) -> Floats:
     """[count] uniform in [0, 1): all the randomness of one action, a number per token."""
     return np.random.default_rng(seed).random(count)
 
@@ -55,48 +58,78 @@ def pad_left(contexts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
+@dataclass(slots=True)
+class _Draft:
+    """An action that is being sampled."""
+
+    uniforms: Floats  # one for each token that it may have
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def next_uniform(self) -> float:
+        return float(self.uniforms[len(self.ids)])
+
+    def goes_on(self, end_ids: Collection[int]) -> bool:
+        return self.ids[-1] not in end_ids and len(self.ids) < len(self.uniforms)
+
+
+class _Reading:
+    """What a model has read of contexts [B], and what it is to read next."""
+
+    def __init__(self, model: PreTrainedModel, contexts: Sequence[Sequence[int]]) -> None:
+        self._model = model
+        self._cache = DynamicCache(config=model.config)
+        ids, mask = pad_left(contexts)
+        self._unread = ids.to(model.device)
+        self._mask = mask.to(model.device)
+
+    def logits(self) -> Tensor:
+        """[B, V] for the token behind each context, which the cache then holds."""
+        output = self._model(
+            input_ids=self._unread,
+            attention_mask=self._mask,
+            position_ids=(self._mask.cumsum(1) - 1).clamp(min=0)[:, -self._unread.shape[1] :],
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return cast(Tensor, output.logits[:, -1])
+
+    def append(self, tokens: Tensor, going: Sequence[int]) -> None:
+        """Appends tokens [B] to their contexts, and leaves the contexts out that do not go on."""
+        if len(going) < len(tokens):
+            rows = torch.tensor(going, dtype=torch.long, device=tokens.device)
+            self._cache.reorder_cache(rows)  # type: ignore[arg-type]  # layers of every kind have it
+            tokens = tokens[rows]
+            self._mask = self._mask[rows]
+        self._unread = tokens[:, None]
+        self._mask = torch.cat([self._mask, torch.ones_like(self._unread)], dim=1)
+
+
 @torch.inference_mode()
 def generate(
     model: PreTrainedModel,
     contexts: Sequence[Sequence[int]],
-    uniforms: Sequence[NDArray[np.float64]],
+    uniforms: Sequence[Floats],
     *,
     end_ids: Collection[int],
     temperature: float,
 ) -> list[tuple[list[int], list[float]]]:
     """Ids and logprobs of one action per context, up to one of `end_ids` or its last uniform number."""
-    actions: list[tuple[list[int], list[float]]] = [([], []) for _ in contexts]
-    running = list(range(len(contexts)))  # [B] indexes into the contexts
-    cache = DynamicCache(config=model.config)
-    unread, mask = (tensor.to(model.device) for tensor in pad_left(contexts))
+    drafts = [*map(_Draft, uniforms)]
+    running = drafts
+    reading = _Reading(model, contexts)
     while running:
-        output = model(  # the cache has then read these tokens too
-            input_ids=unread,
-            attention_mask=mask,
-            position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, -unread.shape[1] :],
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        draws = torch.tensor([uniforms[index][len(actions[index][0])] for index in running], device=model.device)
-        tokens, logprobs = choose(output.logits[:, -1], draws, temperature)
-        for index, token, logprob in zip(running, tokens.tolist(), logprobs.tolist(), strict=True):
-            actions[index][0].append(token)
-            actions[index][1].append(logprob)
-        going = [
-            row
-            for row, index in enumerate(running)
-            if actions[index][0][-1] not in end_ids and len(actions[index][0]) < len(uniforms[index])
-        ]
-        if len(going) < len(running):
-            rows = torch.tensor(going, dtype=torch.long, device=model.device)
-            cache.reorder_cache(rows)  # type: ignore[arg-type]  # layers of every kind have it
-            tokens = tokens[rows]
-            mask = mask[rows]
-            running = [running[row] for row in going]
-        unread = tokens[:, None]
-        mask = torch.cat([mask, torch.ones_like(unread)], dim=1)
-    return actions
+        draws = torch.tensor([draft.next_uniform for draft in running], dtype=torch.float64, device=model.device)
+        tokens, logprobs = choose(reading.logits(), draws, temperature)
+        for draft, token, logprob in zip(running, tokens.tolist(), logprobs.tolist(), strict=True):
+            draft.ids.append(token)
+            draft.logprobs.append(logprob)
+        going = [row for row, draft in enumerate(running) if draft.goes_on(end_ids)]
+        reading.append(tokens, going)
+        running = [running[row] for row in going]
+    return [(draft.ids, draft.logprobs) for draft in drafts]
 
 
 class TransformersEngine(Engine):
@@ -177,6 +210,19 @@ class TransformersEngine(Engine):
             return load_model(path, self._dtype, self._device)
         except (OSError, ValueError) as error:
             raise EngineError(str(error)) from error
+
+
+def engine_of(settings: Params, weights: PolicyWeights, chat: Chat, temperature: float) -> Engine:
+    """The engine of params.yaml with a policy's weights; its actions end as the chat's do. Raises as `open_engine`."""
+    actor = Actor(
+        model=weights.path,
+        end_ids=chat.end_ids,
+        max_tokens=settings.env.max_tokens,
+        temperature=temperature,
+        dtype=settings.model.dtype,
+        version=weights.updates,
+    )
+    return open_engine(settings.engine, actor.beside(weights.beneath))
 
 
 def open_engine(settings: EngineParams, actor: Actor) -> Engine:

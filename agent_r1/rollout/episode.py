@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -155,6 +155,58 @@ class Play:
 PLAY = Play()
 
 
+@dataclass(eq=False, slots=True)
+class Tape:
+    """What an episode is made of: its tokens as they are read and sampled, in contexts, and its steps."""
+
+    ids: list[int] = field(default_factory=list)
+    source: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    starts: list[int] = field(default_factory=lambda: [0])  # where each context begins
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def context(self) -> list[int]:
+        """The tokens of the last context."""
+        return self.ids[self.starts[-1] :]
+
+    def begin(self) -> None:
+        """Begins a context, unless nothing stands before it."""
+        if self.ids:
+            self.starts.append(len(self.ids))
+
+    def read(self, tokens: Encoded) -> None:
+        self.ids += tokens.ids
+        self.source += tokens.source
+        self.logprobs += [0.0] * len(tokens.ids)
+
+    def sample(self, action: Action) -> None:
+        self.ids += action.token_ids
+        self.source += [Source.ACTION] * len(action.token_ids)
+        self.logprobs += action.logprobs.tolist()
+
+    def trajectory(
+        self, attempt: Attempt, play: Play, parts: Sequence[int | str], outcome: Outcome, answer: str
+    ) -> Trajectory:
+        """The record of the episode; `parts` are those of its seed."""
+        return Trajectory(
+            trajectory_id=f"{play.iteration}/{attempt.question_id}/{attempt.sample}",
+            question_id=attempt.question_id,
+            group=attempt.group,
+            sample=attempt.sample,
+            seed=derive(*parts),
+            policy_version=play.policy_version,
+            iteration=play.iteration,
+            token_ids=np.array(self.ids, np.int32),
+            source=np.array(self.source, np.uint8),
+            logprobs=np.array(self.logprobs, np.float32),
+            context_starts=self.starts,
+            steps=self.steps,
+            outcome=outcome,
+            answer=answer,
+        )
+
+
 class PromptTooLong(ValueError):
     """A question leaves no room for an action in its context."""
 
@@ -197,11 +249,7 @@ class Episode:
         self._play = play
         self._seed_parts: tuple[int | str, ...] = (seed, play.iteration, attempt.question_id, attempt.sample)
         self._env = in_context(attempt.env(derive(*self._seed_parts, "env")), limits.context)
-        self._context_starts = [0]
-        self._ids = list[int]()
-        self._source = list[int]()
-        self._logprobs = list[float]()
-        self._steps = list[Step]()
+        self._tape = Tape()
         self._answer = ""
         self.lenient = 0  # actions whose calls were read leniently
         self.outcome: Outcome | None = None
@@ -222,7 +270,7 @@ class Episode:
             bare = Dialogue(self._chat, self._env.system, self._env.user, self._env.tools)
             examples = tokens - len(bare.opening.ids)
             raise PromptTooLong(self._attempt.question_id, tokens, self._limits.max_tokens, examples)
-        self._append(opening)
+        self._tape.read(opening)
 
     async def close(self) -> None:
         await self._env.close()
@@ -235,14 +283,14 @@ class Episode:
     def request(self, index: int) -> Request:
         """The next action to sample; `index` is the episode's number. Behind a prefix all chance is drawn anew."""
         prefix = self._attempt.prefix
-        if prefix and len(self._steps) == prefix.step:
+        if prefix and len(self._tape.steps) == prefix.step:
             self._seed_parts += (prefix.step, prefix.draw)
             self._env.redraw(derive(*self._seed_parts, "env"))
         return Request(
             episode=index,
-            step=len(self._steps),
-            context=self._context(),
-            seed=derive(*self._seed_parts, len(self._steps)),
+            step=len(self._tape.steps),
+            context=self._tape.context,
+            seed=derive(*self._seed_parts, len(self._tape.steps)),
             max_tokens=min(self._limits.max_action_tokens, self._room()),
             greedy=self._play.greedy,
             summary=isinstance(self._env, Summary) and self._env.asks,
@@ -255,7 +303,7 @@ class Episode:
         A ValueError says that the stored step had another context.
         """
         prefix = self._attempt.prefix
-        number = len(self._steps)
+        number = len(self._tape.steps)
         if prefix is None or number > prefix.step:
             return None
         stored = prefix.trajectory
@@ -274,10 +322,8 @@ class Episode:
     async def advance(self, request: Request, action: Action) -> StepView:
         """Appends the sampled action, lets the environment answer it, and appends the answer."""
         self._check(request, action)
-        start = len(self._ids)
-        self._ids += action.token_ids
-        self._source += [Source.ACTION] * len(action.token_ids)
-        self._logprobs += action.logprobs.tolist()
+        start = len(self._tape.ids)
+        self._tape.sample(action)
         closed = action.stop_reason is StopReason.END
         action_text = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
         text = self._chat.understood(self._chat.opened(request.context) + action_text, self._env.tools)
@@ -303,7 +349,7 @@ class Episode:
             duration_s=now_s - self._step_began_s,
         )
         self._step_began_s = now_s
-        self._steps.append(step)
+        self._tape.steps.append(step)
         return StepView(
             step=step,
             action=text,
@@ -311,35 +357,19 @@ class Episode:
             outcome=self.outcome,
             answer=self._answer,
             fault=self.fault,
-            tokens=len(self._ids),
+            tokens=len(self._tape.ids),
         )
 
     def finish(self) -> Trajectory:
         if self.outcome is None:
             raise RuntimeError(f"the episode of question {self._attempt.question_id!r} is not over")
-        attempt = self._attempt
-        return Trajectory(
-            trajectory_id=f"{self._play.iteration}/{attempt.question_id}/{attempt.sample}",
-            question_id=attempt.question_id,
-            group=attempt.group,
-            sample=attempt.sample,
-            seed=derive(*self._seed_parts),
-            policy_version=self._play.policy_version,
-            iteration=self._play.iteration,
-            token_ids=np.array(self._ids, np.int32),
-            source=np.array(self._source, np.uint8),
-            logprobs=np.array(self._logprobs, np.float32),
-            context_starts=self._context_starts,
-            steps=self._steps,
-            outcome=self.outcome,
-            answer=self._answer,
-        )
+        return self._tape.trajectory(self._attempt, self._play, self._seed_parts, self.outcome, self._answer)
 
     def _check(self, request: Request, action: Action) -> None:
         """Refuses an action that does not answer the request."""
         who = f"question {self._attempt.question_id!r}, sample {self._attempt.sample}, step {request.step}"
         require_fit(action, request, self._chat.end_ids, f"{who}, weights of version {self._play.policy_version}")
-        if self._context() != request.context:
+        if self._tape.context != request.context:
             raise RuntimeError("a context changed while its action was sampled: only its episode may append to it")
 
     def _observe(self, transition: Transition, action: list[int], closed: bool) -> None:
@@ -353,16 +383,8 @@ class Episode:
             self.outcome = Outcome.TOKEN_LIMIT
             return
         if reply.restarts:
-            self._context_starts.append(len(self._ids))
-        self._append(reply)
-
-    def _append(self, tokens: Encoded) -> None:
-        self._ids += tokens.ids
-        self._source += tokens.source
-        self._logprobs += [0.0] * len(tokens.ids)
-
-    def _context(self) -> list[int]:
-        return self._ids[self._context_starts[-1] :]
+            self._tape.begin()
+        self._tape.read(reply)
 
     def _room(self) -> int:
-        return self._limits.max_tokens - (len(self._ids) - self._context_starts[-1])
+        return self._limits.max_tokens - (len(self._tape.ids) - self._tape.starts[-1])

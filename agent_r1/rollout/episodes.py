@@ -14,7 +14,7 @@ from agent_r1.envs.base import Attempt, opened, parse_action
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import ContextFull, WorldFault, require_few
 from agent_r1.params.env import EnvParams, Order
-from agent_r1.records import Outcome, Trajectory
+from agent_r1.records import Metrics, Outcome, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.episode import PLAY, Episode, Play, PromptTooLong, StepView
 from agent_r1.rollout.sampling import Action, Flowing, Request, Sampler
@@ -232,7 +232,7 @@ def twice(
     return episodes
 
 
-def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], shared: Shared) -> dict[str, float]:
+def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], shared: Shared) -> Metrics:
     """The metrics of `compare` on the episodes' first contexts; none in rounds, whose company is always the same."""
     if shared.limits.order == "rounds":
         return {}
@@ -241,7 +241,7 @@ def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], share
     return shared.run(compare(sampler, contexts, shared.limits))
 
 
-async def compare(sampler: Sampler, contexts: Sequence[Sequence[int]], limits: EnvParams) -> dict[str, float]:
+async def compare(sampler: Sampler, contexts: Sequence[Sequence[int]], limits: EnvParams) -> Metrics:
     """Measures how much actions depend on the requests that are sampled at the same time.
 
     The same 16 requests are sampled together, one by one, and in another order among 48 others; their contexts [T] are

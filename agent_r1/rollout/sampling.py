@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent_r1.params.stages import DtypeName
-from agent_r1.records import StopReason
+from agent_r1.records import Floats32, StopReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +36,7 @@ class Action:
     """One action, exactly as sampled; ends with one of the model's end tokens where stop_reason is END."""
 
     token_ids: list[int]  # [A]
-    logprobs: NDArray[np.float32]  # [A] nats
+    logprobs: Floats32  # [A] nats
     stop_reason: StopReason
 
     @classmethod
@@ -69,6 +68,14 @@ class Beneath(NamedTuple):
 
     model: str  # a Hugging Face folder or hub id: the one of their training
     rank: int  # of the adapters
+
+
+class PolicyWeights(NamedTuple):
+    """The weights of a policy that acts."""
+
+    path: str  # a Hugging Face folder or hub id
+    updates: int = 0  # since the warm start
+    beneath: Beneath | None = None  # the model beside which its adapters run unmerged, if they do
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,6 +34,7 @@ from agent_r1.rollout.sampling import (
     Request,
 )
 from agent_r1.rollout.server_engine import ServedEngine, Server, draw
+from agent_r1.surroundings import SEALED, is_secret
 
 logger = logging.getLogger(__name__)
 
@@ -268,8 +269,10 @@ def engine_environment(threads: int, scratch: Path, place: Mapping[str, str]) ->
         "OMP_NUM_THREADS": str(threads),
         "TMPDIR": str(scratch),
     }
-    environment = {name: value for name, value in os.environ.items() if (name, value) != _LEARNERS}
-    return {**environment, **fixed, **place}
+    variables = [pair for pair in os.environ.items() if pair != _LEARNERS]
+    if SEALED in os.environ:
+        variables = [pair for pair in variables if not is_secret(*pair)]
+    return {**dict(variables), **fixed, **place}
 
 
 def command(launch: wire.Launch, listening: int) -> list[str]:

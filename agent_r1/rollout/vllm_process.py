@@ -33,7 +33,9 @@ from starlette.routing import Route
 from agent_r1.http.dialects.conversation import Refused
 from agent_r1.http.guard import Unsignalled, refusal
 from agent_r1.params.places import adapter_in
+from agent_r1.replaced import hide_wide_kernels
 from agent_r1.rollout import engine_wire as wire
+from agent_r1.surroundings import are_pinned
 
 if TYPE_CHECKING:
     import torch  # imported once garbage is no longer collected
@@ -86,6 +88,9 @@ def engine_options(launch: wire.Launch, device: torch.device) -> dict[str, Any]:
 def open_engine(launch: wire.Launch) -> Any:
     """vLLM's engine."""
     import torch
+
+    if are_pinned():
+        hide_wide_kernels()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine

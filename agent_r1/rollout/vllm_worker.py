@@ -91,18 +91,23 @@ def _layer_sums(name: str, layer: nn.Module, fused: dict[str, list[str]], dtype:
         return
     pieces = _pieces(name, layer, fused)
     for leaf, parameter in layer.named_parameters(recurse=False):
-        packed = (
-            parameter.device.type == "cpu" and leaf == "weight" and (not parameter.numel() or name.endswith("lm_head"))
-        )
         totals = [0] * len(pieces)
-        plain = getattr(layer, "_cpu_unpacked_conv_weight", None)  # beside one in the order of a CPU's kernel
-        weight = parameter if plain is None else _unpacked(parameter, plain.shape, CONVOLUTION)
-        for start, block in _read_back(layer, parameter.dtype) if packed else [(0, weight)]:
+        for start, block in _blocks(name, layer, leaf, parameter):
             for index, piece in enumerate(pieces):
                 column = piece.column + start if block.dim() > 1 else 0
                 totals[index] += tensor_sum(block[piece.rows].to(dtype), piece.row, column)
         for piece, total in zip(pieces, totals, strict=True):
             yield f"{piece.name}.{leaf}", piece.row, piece.column, wrapped(total)
+
+
+def _blocks(name: str, layer: Any, leaf: str, parameter: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The columns of a layer's parameter in their own order, some at a time, with the first one's number."""
+    is_packed = not parameter.numel() or name.endswith("lm_head")
+    if parameter.device.type == "cpu" and leaf == "weight" and is_packed:
+        yield from _read_back(layer, parameter.dtype)
+        return
+    plain = getattr(layer, "_cpu_unpacked_conv_weight", None)  # beside one in the order of a CPU's kernel
+    yield 0, parameter if plain is None else _unpacked(parameter, plain.shape, CONVOLUTION)
 
 
 def _read_back(layer: Any, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
@@ -127,24 +132,33 @@ def _expert_sums(name: str, layer: Any) -> Iterator[Slice]:
     config = layer.moe_config
     if config.has_bias:
         return
-    kernel = layer.quant_method.moe_kernel.fused_experts
-    isa = getattr(kernel, "isa", "")  # of a CPU
-    if not isa and type(kernel).__name__ != "TritonExperts":
+    isa = _isa_of(layer.quant_method.moe_kernel.fused_experts)
+    if isa is None:
         return
     size = config.intermediate_size_per_partition
     column = config.moe_parallel_config.tp_rank * size
     whole = config.moe_parallel_config.tp_size * size
     for expert, (both, down) in enumerate(zip(layer.w13_weight, layer.w2_weight, strict=True)):
-        both, down = (_unpacked(weight, weight.shape, isa) if isa else weight for weight in (both, down))
-        for half, rows in enumerate(both.chunk(2)):
+        for half, rows in enumerate(_unpacked(both, both.shape, isa).chunk(2)):
             row = (2 * expert + half) * whole + column
             yield f"{name}.gate_up_proj", row, 0, tensor_sum(rows[:size], row)
         row = expert * len(down)
-        yield f"{name}.down_proj", row, column, tensor_sum(down[:, :size], row, column)
+        yield f"{name}.down_proj", row, column, tensor_sum(_unpacked(down, down.shape, isa)[:, :size], row, column)
+
+
+def _isa_of(kernel: Any) -> str | None:
+    """The instruction set of a CPU whose order a kernel of experts needs, "" for a plain order, None for others."""
+    isa: str = getattr(kernel, "isa", "")
+    return isa if isa or type(kernel).__name__ == "TritonExperts" else None
 
 
 def _unpacked(weight: Tensor, shape: torch.Size, isa: str) -> Tensor:
-    """A weight in its own order and shape, from the order of a CPU's kernel, which only moves elements and pads."""
+    """A weight in its own order and shape, from the order of a CPU's kernel, which only moves elements and pads.
+
+    Without an `isa` it is in its own order already.
+    """
+    if not isa:
+        return weight
     order = _order(shape, weight.dtype, isa)
     unpacked = weight.new_empty(shape.numel())
     unpacked[order[order >= 0]] = weight.flatten()[order >= 0]

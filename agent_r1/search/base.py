@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +13,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from agent_r1.files import remove_folder
+from agent_r1.params import fingerprint
 from agent_r1.records import Passage
-from agent_r1.tables import SCHEMAS, check_schema, open_rows
+from agent_r1.tables import SCHEMAS, check_schema, open_rows, whole
 
 Positions = NDArray[np.int64]  # of passages in their corpus, from 0
 BATCH = 16_384  # passages: some ten megabytes of text
@@ -49,6 +53,10 @@ class Ranker(Protocol):
         """
         ...
 
+    def rank_all(self, queries: Sequence[str], k: int) -> list[Positions]:
+        """`rank` of each query, where together they cost less."""
+        return [self.rank(query, k) for query in queries]
+
 
 def read_batches(path: Path, size: int | None = None) -> Iterator[pa.RecordBatch]:
     """The passages of a Parquet file, `size` (by default `BATCH`) at a time, in their order."""
@@ -58,6 +66,15 @@ def read_batches(path: Path, size: int | None = None) -> Iterator[pa.RecordBatch
         check_schema(path, file.schema_arrow, SCHEMAS[Passage])
         for batch in file.iter_batches(size or BATCH, columns=SCHEMAS[Passage].names):
             yield pa.RecordBatch.from_arrays(batch.columns, schema=SCHEMAS[Passage])
+
+
+def workplace(cache: Path, *identity: Any) -> Path:
+    """A folder in `cache` for what a build may go on from, named by all that decides it; folders of others go."""
+    place = cache / fingerprint(*identity)
+    place.mkdir(parents=True, exist_ok=True)
+    for stale in set(cache.iterdir()) - {place}:
+        remove_folder(stale)
+    return place
 
 
 def full_texts(batch: pa.RecordBatch, separator: str) -> list[str]:
@@ -77,11 +94,19 @@ def store(source: Path, target: Path) -> int:
     return count
 
 
+def open_arrow(path: Path) -> pa.Table:
+    """A memory-mapped Arrow file. Raises ValueError for one whose offsets or characters cannot be."""
+    with whole(path):
+        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        table.validate(full=True)
+    return table
+
+
 class Passages:
     """A memory-mapped Arrow file: a passage costs memory only while it is read."""
 
     def __init__(self, path: Path) -> None:
-        self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        self._table = open_arrow(path)
 
     def at(self, positions: Positions) -> list[Passage]:
         """The passages at some positions, in that order."""
@@ -102,6 +127,23 @@ class Passages:
         """[N] a number for the title of each passage."""
         titles: Iterator[Any] = (title for chunk in self._table.column("title").chunks for title in chunk.to_pylist())
         return np.fromiter((hash(one_line(title)) for title in titles), np.int64, len(self._table))
+
+
+def parted(contents: str) -> tuple[str, str]:
+    """Title and text of a passage whose first line is its title, in quotation marks or without (FlashRAG)."""
+    title, _, text = contents.strip().partition("\n")
+    title = title.strip()
+    return title[1:-1] if re.fullmatch('".+"', title) else title, text.strip()
+
+
+def named_by_content(title: str, text: str) -> Passage:
+    """A passage whose id depends on it alone, and not on its file."""
+    return Passage(passage_id=content_id(title, text), title=title, text=text)
+
+
+def content_id(title: str, text: str) -> str:
+    """The id of a passage that brought none along."""
+    return hashlib.blake2b(f"{title}\n{text}".encode(), digest_size=8).hexdigest()
 
 
 def one_line(text: str) -> str:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import tempfile
 import unicodedata
-from bisect import bisect_left
-from collections import Counter
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,23 +18,27 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from agent_r1.files import remove_folder, replacing, sha256
 from agent_r1.letters import ALL, LETTER, MARKS, UNSPACED
-from agent_r1.params.stages import BM25Params
-from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
+from agent_r1.params.search import BM25Params
+from agent_r1.records import Floats, Floats32, Int32s, Int64s
+from agent_r1.search.base import Positions, Ranker, full_texts, open_arrow, read_batches, workplace
 from agent_r1.tables import open_rows
 
-Int32s = NDArray[np.int32]
-Float32s = NDArray[np.float32]
-Int64s = NDArray[np.int64]
 _WORD = re.compile(rf"[\w{MARKS}]+")
+_FOREIGN = re.compile(r"[^\x00-\x7f]+")
 _LETTER = re.compile(LETTER)
 _RUN = re.compile(rf"(?:{LETTER})+|[^{UNSPACED}]+")
-RUN = 4096  # passages that are counted at a time
+RUN = 1 << 14  # passages that are counted at a time
+FEW = 1 << 13  # passages: of so many all are scored
+WINDOW = 1 << 13  # passages whose sums fit the nearest caches
+PART = 1 << 23  # pairs of a word and a passage that are merged at a time, at 30 bytes
 RULE = "words-2"  # the version of `raw_words`: an empty file, where there are words that the first cuts otherwise
 VOCABULARY = "vocabulary.arrow"  # [V] words, sorted
 STARTS = "starts.npy"  # [V + 1] int64, where each word's column begins
 PASSAGES = "passages.npy"  # [P] int32, positions of passages, ascending in each column
-SCORES = "scores.npy"  # [P] float32
+COUNTS = "counts.npy"  # [P] uint8, or wider where one needs it: how often the word stands in the passage
+LENGTHS = "lengths.npy"  # [N] uint8 or wider, words of each passage
 BOUNDS = "bounds.npy"  # [V] float32, the largest score of each column
 
 
@@ -56,11 +57,15 @@ def raw_words(text: str) -> list[str]:
     """
     if text.isascii():
         return _WORD.findall(text.lower())
-    text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c) or c in MARKS)
+    text = _FOREIGN.sub(_letters, unicodedata.normalize("NFKD", text))
     plain = _WORD.findall(text.lower())
     if not _LETTER.search(text):
         return plain
     return [part for word in plain for run in _RUN.findall(word) for part in _pairs(run)]
+
+
+def _letters(characters: re.Match[str]) -> str:
+    return "".join(c for c in characters[0] if not unicodedata.combining(c) or c in MARKS)
 
 
 def _pairs(run: str) -> Iterable[str]:
@@ -73,18 +78,26 @@ def singular(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
-def build(source: Path, folder: Path, params: BM25Params) -> None:
-    """Writes the score columns of a Parquet file of passages to a new folder."""
+def build(source: Path, folder: Path, params: BM25Params, cache: Path) -> None:
+    """Writes the columns of a Parquet file of passages to a new folder; goes on from what folder `cache` holds."""
+    place = workplace(cache, sha256(source), RULE, RUN)
+    with open_rows(source) as file:
+        size = file.metadata.num_rows
+    with tqdm(total=size, desc="indexing", unit="passage", disable=None) as progress:  # None: on a terminal only
+        for count in _write_runs(source, place):
+            progress.update(count)
+    paths = sorted(place.glob("[0-9]*.arrow"))
+    vocabulary, frequencies, lengths = _count_words(paths, size)
+    if not vocabulary:
+        raise ValueError(f"{size} passages without a single word: nothing to index; check the data set")
     folder.mkdir(parents=True)
-    with tempfile.TemporaryDirectory(prefix=".runs.", dir=folder) as runs:
-        vocabulary, lengths, paths = _write_runs(source, Path(runs))
-        if not vocabulary:
-            raise ValueError(f"{len(lengths)} passages without a single word: nothing to index; check the data set")
-        ranks = _write_vocabulary(folder / VOCABULARY, vocabulary)
-        if _is_cut_otherwise(folder):
-            (folder / RULE).touch()
-        del vocabulary
-        _write_columns(folder, paths, ranks, lengths, params)
+    _write_batch(folder / VOCABULARY, word=pa.array(vocabulary, pa.large_string()))
+    if _is_cut_otherwise(folder):
+        (folder / RULE).touch()
+    np.save(folder / LENGTHS, lengths)
+    np.save(folder / STARTS, np.concatenate([[0], np.cumsum(frequencies)]))
+    _write_columns(folder, paths, vocabulary, params)
+    remove_folder(cache)
 
 
 def follows_rule(folder: Path) -> bool:
@@ -97,207 +110,194 @@ def _is_cut_otherwise(folder: Path) -> bool:
 
 
 def _read_vocabulary(folder: Path) -> pa.Array[Any]:
-    return pa.ipc.open_file(pa.memory_map(str(folder / VOCABULARY))).get_batch(0)["word"]
+    return open_arrow(folder / VOCABULARY).column("word").chunks[0]
 
 
-def _write_runs(source: Path, folder: Path) -> tuple[dict[str, int], Int64s, list[Path]]:
-    """The id of each word, the length of each passage in words, and a file of the pairs of each batch."""
-    ids: dict[str, int] = {}  # by first appearance; a word and its plural are one
-    raw_ids: dict[str, int] = {}
-    lengths: list[Int64s] = [np.empty(0, np.int64)]
-    paths = list[Path]()
-    with open_rows(source) as file:
-        count = file.metadata.num_rows
-    with tqdm(total=count, desc="indexing", unit="passage", disable=None) as progress:  # None: on a terminal only
-        for batch in read_batches(source, RUN):
-            word_ids, ends = _number_words(full_texts(batch, "\n"), ids, raw_ids)
-            first = sum(map(len, lengths))
-            paths.append(folder / f"{len(paths)}.npz")
-            lengths.append(np.diff(ends))
-            _write_run(paths[-1], np.array(word_ids, np.int64), first, lengths[-1])
-            progress.update(batch.num_rows)
-    return ids, np.concatenate(lengths), paths
+def _write_runs(source: Path, place: Path) -> Iterator[int]:
+    """Writes a file of the words of every `RUN` passages, but for those that are there; gives how many they are."""
+    first = 0
+    for number, batch in enumerate(read_batches(source, RUN)):
+        path = place / f"{number:08d}.arrow"
+        if not path.exists():
+            columns = _columns(full_texts(batch, "\n"), first)
+            with replacing(path) as temporary:
+                _write_batch(temporary, **columns)
+        first += batch.num_rows
+        yield batch.num_rows
 
 
-def _number_words(texts: list[str], ids: dict[str, int], raw_ids: dict[str, int]) -> tuple[list[int], list[int]]:
-    """The id of each word of the texts, new words added to both mappings, and where in that list each text ends."""
-    word_ids: list[int] = []
-    ends = [0]
-    for text in texts:
-        for word in raw_words(text):
-            if word not in raw_ids:
-                raw_ids[word] = ids.setdefault(singular(word), len(ids))
-            word_ids.append(raw_ids[word])
-        ends.append(len(word_ids))
-    return word_ids, ends
+def _columns(texts: Sequence[str], first: int) -> dict[str, pa.Array[Any]]:
+    """The words of some texts, sorted, and for each the texts that have it, from position `first` on, and how often."""
+    parts = [raw_words(text) for text in texts]
+    vocabulary, ranks = _ranked(chain.from_iterable(parts))
+    numbers = np.repeat(np.arange(len(texts)), [len(part) for part in parts])  # of the text of each word
+    pairs, counts = np.unique(ranks << 32 | numbers, return_counts=True)
+    starts = pa.array(np.searchsorted(pairs >> 32, np.arange(len(vocabulary) + 1)), pa.int64())
+    passages = (first + (pairs & 0xFFFFFFFF)).astype(np.int32)
+    return {
+        "word": pa.array(vocabulary, pa.large_string()),
+        "passages": pa.LargeListArray.from_arrays(starts, pa.array(passages)),
+        "counts": pa.LargeListArray.from_arrays(starts, pa.array(_smallest(counts))),
+    }
 
 
-def _write_run(path: Path, words: Int64s, first: int, lengths: Int64s) -> None:
-    """Writes the pairs of passages from `first` on, of so many words each, by word and then by passage."""
-    passages = np.repeat(np.arange(first, first + len(lengths)), lengths)
-    pairs, counts = np.unique(words << 32 | passages, return_counts=True)
-    words, frequencies = np.unique(pairs >> 32, return_counts=True)
-    columns = (words, frequencies, pairs & 0xFFFFFFFF, counts)
-    np.savez(path, *(column.astype(np.min_scalar_type(column.max(initial=0))) for column in columns))
+def _ranked(raw: Iterable[str]) -> tuple[list[str], Int64s]:
+    """The words that stand there, in the singular and sorted, and the place among them of each that stands there."""
+    encoded: Any = pa.array(raw, pa.large_string()).dictionary_encode()
+    singulars = [singular(word) for word in encoded.dictionary.to_pylist()]
+    vocabulary = sorted(set(singulars))
+    ranks = {word: rank for rank, word in enumerate(vocabulary)}
+    return vocabulary, np.array([ranks[word] for word in singulars], np.int64)[encoded.indices.to_numpy()]
 
 
-class _Run(NamedTuple):
-    """The pairs of one batch, by word and then by passage."""
-
-    words: NDArray[Any]  # [V'] ids
-    frequencies: NDArray[Any]  # [V'] passages of each word
-    passages: NDArray[Any]  # [P'] positions
-    counts: NDArray[Any]  # [P'] occurrences of the word in the passage
-
-    def places(self, heads: Int64s) -> Int64s:
-        """[P'] the place of each pair, where the pairs of each word stand in a row from `heads` [V'] on."""
-        ends = np.cumsum(self.frequencies, dtype=np.int64)
-        offsets = np.arange(len(self.passages)) - np.repeat(ends - self.frequencies, self.frequencies)
-        places: Int64s = np.repeat(heads, self.frequencies) + offsets
-        return places
+def _smallest(values: NDArray[Any]) -> NDArray[Any]:
+    return values.astype(np.min_scalar_type(values.max(initial=0)))
 
 
-def _read_runs(paths: Sequence[Path]) -> Iterator[_Run]:
-    for path in paths:
-        with np.load(path) as arrays:
-            yield _Run(*(arrays[name] for name in arrays.files))
+def _write_batch(path: Path, **columns: pa.Array[Any]) -> None:
+    batch = pa.record_batch(columns)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
 
 
-def _write_vocabulary(path: Path, ids: dict[str, int]) -> Int32s:
-    """Writes the words, sorted, and returns each one's place by its id: [V]."""
-    order = sorted(ids)
-    table = pa.table({"word": pa.array(order, pa.large_string())})
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
-    ranks = np.empty(len(order), np.int32)
-    ranks[[ids[word] for word in order]] = np.arange(len(order), dtype=np.int32)
-    return ranks
+class _Run:
+    """The words of some passages in a file of `_write_runs`, mapped: in memory only while they are read."""
+
+    def __init__(self, path: Path) -> None:
+        columns: Any = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0).columns
+        self.words, passages, counts = columns
+        self.starts = passages.offsets.to_numpy()  # [V' + 1]
+        self.passages = passages.values.to_numpy()  # [P'] by word, then by position
+        self.counts = counts.values.to_numpy()  # [P'] occurrences of the word in the passage
 
 
-def _write_columns(folder: Path, paths: Sequence[Path], ranks: Int32s, lengths: Int64s, params: BM25Params) -> None:
-    """Adds up the runs in order, so that columns stay sorted. `ranks` [V]: by id a word's place in the vocabulary."""
-    frequencies = np.zeros(len(ranks), np.int64)
-    for run in _read_runs(paths):
-        frequencies[ranks[run.words]] += run.frequencies
-    starts = np.concatenate([[0], np.cumsum(frequencies)])
-    rarities = _rarities(frequencies, len(lengths))
-    saturation = params.k1 * ((1 - params.b) + params.b * lengths / lengths.mean())  # [N]
-    shape = (int(starts[-1]),)
-    passages: Int32s = open_memmap(folder / PASSAGES, "w+", np.int32, shape)  # type: ignore[no-untyped-call]
-    scores: Float32s = open_memmap(folder / SCORES, "w+", np.float32, shape)  # type: ignore[no-untyped-call]
-    heads = starts[:-1].copy()
-    for run in _read_runs(paths):
-        columns = ranks[run.words]
-        places = run.places(heads[columns])
-        passages[places] = run.passages
-        scores[places] = np.repeat(rarities[columns], run.frequencies) * (
-            run.counts / (saturation[run.passages] + run.counts)
-        )
-        heads[columns] += run.frequencies
-    np.save(folder / STARTS, starts)
-    np.save(folder / BOUNDS, np.maximum.reduceat(scores, starts[:-1]))
+def _count_words(paths: Sequence[Path], size: int) -> tuple[list[str], Int64s, NDArray[Any]]:
+    """All words, sorted, the number of passages that have each, and the words of each of `size` passages."""
+    frequencies: dict[str, int] = {}
+    lengths = np.zeros(size, np.int64)
+    for run in map(_Run, paths):
+        for word, frequency in zip(run.words.to_pylist(), np.diff(run.starts).tolist(), strict=True):
+            frequencies[word] = frequencies.get(word, 0) + frequency
+        np.add.at(lengths, run.passages, run.counts)
+    vocabulary = sorted(frequencies)
+    return vocabulary, np.array([frequencies[word] for word in vocabulary], np.int64), _smallest(lengths)
 
 
-def _rarities(frequencies: Int64s, passages: int) -> Float32s:
+def _write_columns(folder: Path, paths: Sequence[Path], vocabulary: Sequence[str], params: BM25Params) -> None:
+    """Writes the columns of all words, and the largest score of each."""
+    lengths = np.load(folder / LENGTHS)
+    starts = np.load(folder / STARTS)
+    rarities = _rarities(np.diff(starts), len(lengths))
+    saturations = _saturations(lengths, params)
+    bounds = list[Floats32]()
+    for part, passages, counts in _merged(folder, paths, vocabulary, starts):
+        ends = starts[part.start : part.stop + 1]
+        scores = _scores(np.repeat(rarities[part], np.diff(ends)), counts, saturations[lengths[passages]])
+        bounds.append(np.maximum.reduceat(scores, ends[:-1] - ends[0]))
+    np.save(folder / BOUNDS, np.concatenate(bounds))
+
+
+def _merged(
+    folder: Path, paths: Sequence[Path], vocabulary: Sequence[str], starts: Int64s
+) -> Iterator[tuple[slice, Int32s, NDArray[Any]]]:
+    """Merges the runs in order, so that columns stay sorted: the words of some `PART` pairs, written and given."""
+    kind = np.result_type(*(run.counts.dtype for run in map(_Run, paths)))
+    for name, dtype in ((PASSAGES, np.int32), (COUNTS, kind)):
+        open_memmap(folder / name, "w+", dtype, (int(starts[-1]),))  # type: ignore[no-untyped-call]
+    for part in _parts(starts):
+        ends = starts[part.start : part.stop + 1]
+        passages = np.empty(int(ends[-1] - ends[0]), np.int32)
+        counts = np.empty(len(passages), kind)
+        _merge(paths, vocabulary[part], ends[:-1] - ends[0], passages, counts)
+        for name, column in ((PASSAGES, passages), (COUNTS, counts)):
+            np.load(folder / name, mmap_mode="r+")[int(ends[0]) : int(ends[-1])] = column
+        yield part, passages, counts
+
+
+def _parts(starts: Int64s) -> Iterator[slice]:
+    """Neighbouring words, at least one, that have some `PART` pairs together; `starts` [V + 1]."""
+    first = 0
+    while first + 1 < len(starts):
+        last = max(first + 1, int(np.searchsorted(starts, starts[first] + PART, "right")) - 1)
+        yield slice(first, last)
+        first = last
+
+
+def _merge(paths: Sequence[Path], words: Sequence[str], heads: Int64s, passages: Int32s, counts: NDArray[Any]) -> None:
+    """Writes the columns of some neighbouring words into two arrays, from `heads` [words] on, which move on."""
+    places = {word: place for place, word in enumerate(words)}
+    for run in map(_Run, paths):
+        first = bisect_left(run.words, words[0], key=str)
+        last = bisect_right(run.words, words[-1], key=str)
+        columns = np.array([places[word] for word in run.words[first:last].to_pylist()], np.int64)
+        starts = run.starts[first : last + 1]
+        frequencies = np.diff(starts)
+        pairs = slice(starts[0], starts[-1])
+        targets = np.repeat(heads[columns] - starts[:-1], frequencies) + np.arange(starts[0], starts[-1])
+        passages[targets] = run.passages[pairs]
+        counts[targets] = run.counts[pairs]
+        heads[columns] += frequencies
+
+
+def _scores(rarities: Floats32 | np.float32, counts: NDArray[Any], saturations: Floats) -> Floats32:
+    scores: Floats32 = (rarities * (counts / (saturations + counts))).astype(np.float32)
+    return scores
+
+
+def _saturations(lengths: NDArray[Any], params: BM25Params) -> Floats:
+    """[longest + 1] by the words of a passage, what its counts are held against."""
+    weighed: Floats = params.b * np.arange(lengths.max() + 1) / lengths.mean()
+    return params.k1 * ((1 - params.b) + weighed)
+
+
+def _rarities(frequencies: Int64s, passages: int) -> Floats32:
     """[V] Lucene's inverse document frequency of words by how many of the passages have them."""
     return np.array([math.log(1 + (passages - n + 0.5) / (n + 0.5)) for n in frequencies.tolist()], np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """The passages, at least one, that contain a word of the query, and their scores for it."""
-
-    passages: Int32s  # ascending
-    scores: Float32s  # of the word, once
-    times: int  # the word stands in the query
-    bound: float  # the most that a passage gets for the word, `times` counted
-
-    def at(self, passages: Int32s) -> Float32s:
-        """The scores of some passages, 0 for passages without the word."""
-        places = np.minimum(np.searchsorted(self.passages, passages), len(self.passages) - 1)
-        return np.where(self.passages[places] == passages, self.scores[places], np.float32(0))
-
-
 class BM25(Ranker):
-    """A memory-mapped index: memory holds a number per passage, and the pages of the columns in use."""
+    """A memory-mapped index: memory holds the pages of the columns in use."""
 
-    def __init__(self, folder: Path, passages: int) -> None:
+    def __init__(self, folder: Path, passages: int, params: BM25Params) -> None:
         """Opens a folder that `build` wrote for `passages` passages."""
         self._size = passages
         self._vocabulary = _read_vocabulary(folder)
-        self._starts, self._passages, self._scores, self._bounds = (
-            np.asarray(np.load(folder / name, mmap_mode="r")) for name in (STARTS, PASSAGES, SCORES, BOUNDS)
+        self._starts, self._passages, self._counts, self._lengths, self._bounds = (
+            np.asarray(np.load(folder / name, mmap_mode="r")) for name in (STARTS, PASSAGES, COUNTS, LENGTHS, BOUNDS)
         )
+        self._saturations = _saturations(self._lengths, params)
 
     def rank(self, query: str, k: int) -> Positions:
         """Positions of the best passages, best first, without passages that share no word with the query."""
-        query_words = words(query)
-        columns = {}
-        for word, times in Counter(query_words).items():
-            column = self._column(word, times)
-            if column:
-                columns[word] = column
-        if not columns:
+        places = [place for place in map(self._place, words(query)) if place is not None]  # in the query's order
+        if not places:
             return np.empty(0, np.int64)
-        candidates = _candidates(list(columns.values()), self._size, k)
-        scores = np.zeros(len(candidates), np.float32)
-        for word in query_words:  # in the query's order: a sum of floats depends on it
-            if word in columns:
-                scores += columns[word].at(candidates)
-        return candidates[np.argsort(-scores, kind="stable")][:k].astype(np.int64)
+        return self._rank_all(places, k) if self._size <= FEW else self._rank_many(places, k)
 
-    def _column(self, word: str, times: int) -> _Column | None:
+    def _rank_all(self, places: Sequence[int], k: int) -> Positions:
+        """Scores every passage: the definition, and for few passages sooner done than `windows` is loaded."""
+        scores = np.zeros(self._size, np.float32)
+        for place in places:
+            pairs = slice(self._starts[place], self._starts[place + 1])
+            passages = self._passages[pairs]
+            [rarity] = _rarities(np.diff(self._starts[place : place + 2]), self._size)
+            scores[passages] += _scores(rarity, self._counts[pairs], self._saturations[self._lengths[passages]])
+        best = np.argsort(-scores, kind="stable")[:k]
+        return best[scores[best] > 0]
+
+    def _rank_many(self, places: Sequence[int], k: int) -> Positions:
+        from agent_r1.search.windows import Columns, Terms, best  # and with it numba, which takes a while
+
+        terms = np.array(places)
+        ascending = np.argsort(self._bounds[terms], kind="stable")
+        terms = terms[ascending]
+        starts = self._starts[terms]
+        ends = self._starts[terms + 1]
+        columns = Columns(self._passages, self._counts, self._lengths, self._saturations)
+        query = Terms(starts, starts.copy(), ends, _rarities(ends - starts, self._size), self._bounds[terms])
+        return best(columns, query, np.argsort(ascending), k, WINDOW)
+
+    def _place(self, word: str) -> int | None:
         place = bisect_left(self._vocabulary, word, key=str)
-        if place == len(self._vocabulary) or self._vocabulary[place].as_py() != word:
-            return None
-        span = slice(int(self._starts[place]), int(self._starts[place + 1]))
-        return _Column(self._passages[span], self._scores[span], times, times * float(self._bounds[place]))
-
-
-def _candidates(columns: Sequence[_Column], size: int, k: int) -> Int32s:
-    """Passages, ascending, among them the best `k` and all that equal the k-th.
-
-    Adds the columns up from the rarest word on, until a new passage could not reach the k-th best score from the
-    remaining columns alone (MaxScore: Turtle and Flood 1995). The long columns of common words are then only looked up
-    for the few passages that may still reach it.
-    """
-    columns = sorted(columns, key=lambda column: len(column.passages))
-    # [columns + 1] the most that columns i and later give
-    rest = np.append(np.cumsum([column.bound for column in reversed(columns)])[::-1], 0.0)
-    slack = rest[0] * sum(column.times for column in columns) * np.finfo(np.float32).eps  # of sums in another order
-    sums = np.zeros(size, np.float32)
-    least = 0.0
-    added = 0
-    while added < len(columns) and rest[added] + slack >= least:
-        column = columns[added]
-        added += 1
-        reached = sums[column.passages] + np.float32(column.times) * column.scores
-        sums[column.passages] = reached
-        least = max(least, _kth_best(column.passages, reached, columns[added:], k))
-    enough = least - rest[added] - slack
-    # sorted, as `np.unique` is not, while other threads go on
-    candidates = np.sort(
-        np.concatenate([column.passages[sums[column.passages] >= enough] for column in columns[:added]])
-    )
-    candidates = candidates[np.diff(candidates, prepend=-1) > 0]
-    reached = sums[candidates]
-    for column in columns[added:]:
-        reached += np.float32(column.times) * column.at(candidates)
-        added += 1
-        if len(reached) >= k:
-            least = max(least, float(np.partition(reached, -k)[-k]))
-        mask = reached + rest[added] + slack >= least
-        candidates = candidates[mask]
-        reached = reached[mask]
-    return candidates
-
-
-def _kth_best(passages: Int32s, reached: Float32s, columns: Sequence[_Column], k: int) -> float:
-    """The smallest full score of the `k` passages that lead so far, with the other columns added."""
-    if len(passages) < k:
-        return 0.0
-    leaders = np.argpartition(reached, -k)[-k:]
-    scores = reached[leaders]
-    for column in columns:
-        scores += np.float32(column.times) * column.at(passages[leaders])
-    return float(scores.min())
+        is_known = place < len(self._vocabulary) and str(self._vocabulary[place]) == word
+        return place if is_known else None

@@ -1,10 +1,11 @@
-"""An index that another process serves, and the messages between the two; see `agent_r1.search.server`."""
+"""An index that another process serves, and the messages between the two; see `agent_r1.serving.search_server`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Annotated
@@ -12,9 +13,9 @@ from typing import Annotated
 from pydantic import BaseModel, FailFast, Field
 
 from agent_r1.http.client import Answer, BadAnswerError, Client, Retries, named_faults, read_key
-from agent_r1.params.stages import RemoteParams
+from agent_r1.params.search import RemoteParams
 from agent_r1.records import Passage
-from agent_r1.search.base import Search
+from agent_r1.search.base import Search, named_by_content, parted
 
 SEARCH_KEY = "AGENT_R1_SEARCH_KEY"  # the key of a proxy before the server
 NO_ROUTE = b'{"detail":"Not Found"}'  # the server's own 404
@@ -42,6 +43,34 @@ class SearchReply(BaseModel):
 
     index_hash: str
     results: Annotated[list[Annotated[list[Passage], FailFast()]], FailFast()]  # for each query, best first; of a title
+
+
+class RetrieveRequest(BaseModel):
+    """POST /retrieve, as Search-R1's own client sends it (github.com/PeterGriffinJin/Search-R1, generation.py)."""
+
+    queries: Annotated[list[str], Field(max_length=1 << 14), FailFast()]
+    topk: Annotated[int, Field(ge=0, le=1000)] | None = None  # None and 0: the server's own number
+    return_scores: bool = False
+
+
+class Document(BaseModel):
+    """A passage as a row of wiki-18."""
+
+    id: str | int | None = None
+    contents: str  # the title, in quotation marks or without, a line break and the text
+
+
+class Scored(BaseModel):
+    """A document where scores were asked for."""
+
+    document: Document
+    score: float | None = None  # servers that ask the web give none
+
+
+class RetrieveReply(BaseModel):
+    """The answer to a RetrieveRequest."""
+
+    result: Annotated[list[list[Scored | Document]], FailFast()]  # for each query, best first
 
 
 class Health(BaseModel):
@@ -111,12 +140,51 @@ class RemoteIndex(Search):
         return reply
 
     async def _attempt(self, request: SearchRequest) -> list[list[Passage]]:
-        reply = await self._reply("/search", request)
+        results = await self._results(request)
         count = len(request.queries)
-        sizes = [len(passages) for passages in reply.results]
+        sizes = [len(passages) for passages in results]
         if len(sizes) != count or any(size > request.k for size in sizes):
             raise BadAnswerError(f"it answered {count} queries for {request.k} passages each with {sizes}")
-        return reply.results
+        return results
+
+    async def _results(self, request: SearchRequest) -> list[list[Passage]]:
+        return (await self._reply("/search", request)).results
 
     def _named(self, remedy: str = "check remote.url") -> AbstractContextManager[None]:
         return named_faults(self._who, "a search server's", lambda _: f"; {remedy}")
+
+
+class Retriever(RemoteIndex):
+    """A client of a server of Search-R1's, which has no hash and finds no titles."""
+
+    def read(self, title: str) -> list[Passage]:
+        return Search.read(self, title)
+
+    def health(self) -> Health:
+        """What is stated of the index, once the server has answered a search."""
+        self.search(["Wikipedia"], 1)
+        return Health(kind="retrieve", index_hash=self._index_hash, passages_hash="", size=0)
+
+    async def _results(self, request: SearchRequest) -> list[list[Passage]]:
+        """Passages beyond `k`, which servers that ask the web give, are left out."""
+        body = RetrieveRequest(queries=request.queries, topk=request.k, return_scores=True)
+        reply = (await self._ask("POST", "/retrieve", body.model_dump_json())).parse(RetrieveReply)
+        return [self._ordered(documents)[: request.k] for documents in reply.result]
+
+    def _ordered(self, documents: Sequence[Scored | Document]) -> list[Passage]:
+        scores = [entry.score for entry in documents if isinstance(entry, Scored) and entry.score is not None]
+        if scores != sorted(scores, reverse=True):
+            raise BadAnswerError(f"its passages are not in the order of their scores: {scores[:10]}")
+        return [_passage(entry.document if isinstance(entry, Scored) else entry) for entry in documents]
+
+
+def _passage(document: Document) -> Passage:
+    passage = named_by_content(*parted(document.contents))
+    return passage if document.id is None else replace(passage, passage_id=str(document.id))
+
+
+def connect(params: RemoteParams, index_hash: str = "") -> RemoteIndex:
+    """The client of a search server by its protocol. With a hash given, results of another index are refused."""
+    if params.protocol == "retrieve":
+        return Retriever(params, params.version)
+    return RemoteIndex(params, index_hash)

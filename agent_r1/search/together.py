@@ -11,7 +11,8 @@ from agent_r1.records import Passage
 from agent_r1.search.base import Search
 
 SIZE = 32  # queries of a batch: the first has its passages before the last of many is searched
-THREADS = 64  # searches that wait for a server at once
+REQUEST = 8  # queries of a request to a server, which has those of other clients too
+THREADS = 16  # requests that wait for a server at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,11 @@ def search_threads(index: Search | None) -> ThreadPoolExecutor:
 class Together:
     """An index for the tasks of a loop. Results, their order and what is remembered are those of one by one."""
 
-    def __init__(self, index: Search, threads: Executor | None = None) -> None:
-        """Asks the index in `threads`, by default in `search_threads` of its own."""
+    def __init__(self, index: Search, threads: Executor | None = None, size: int | None = None) -> None:
+        """Asks the index in `threads`, by default `search_threads` of its own, for up to `size` queries at a time."""
         self._index = index
         self._threads = threads or search_threads(index)
-        self._size = 1 if index.waits else SIZE  # a server has the queries of many clients together
+        self._size = size or (REQUEST if index.waits else SIZE)
         self._open = dict[int, _Batch]()  # by k: until their search begins, others join
         self._lock = Lock()
 

@@ -20,10 +20,10 @@ from agent_r1.pretrained import end_tokens
 from agent_r1.records import Outcome, Question, Source, StopReason
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.collecting import collect_all
-from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.engines import engine_of
 from agent_r1.rollout.episode import PLAY, StepView
 from agent_r1.rollout.episodes import at_once, attend, follow
-from agent_r1.rollout.sampling import Action, Actor, Beneath, Request, Sampler
+from agent_r1.rollout.sampling import Action, PolicyWeights, Request, Sampler
 from agent_r1.search.index import open_index
 from agent_r1.training.fitness import require_fit
 
@@ -100,36 +100,22 @@ class Agent:
 
 
 @contextlib.contextmanager
-def open_agent(
-    settings: Params, path: str, updates: int, *, beneath: Beneath | None, temperature: float
-) -> Iterator[Agent]:
+def open_agent(settings: Params, weights: PolicyWeights, temperature: float) -> Iterator[Agent]:
     """Opens a policy with its tools, in the loop of this project or of the agent outside that `env.agent` names."""
     index = open_index(settings.search, settings.places.passages, settings.places.index)
     with (
-        open_policy(settings, path, updates, beneath=beneath, temperature=temperature) as (engine, chat),
+        open_policy(settings, weights, temperature) as (engine, chat),
         Shared(settings.env, index) as shared,
     ):
         yield Agent(engine, chat, shared)
 
 
 @contextlib.contextmanager
-def open_policy(
-    settings: Params, path: str, updates: int, *, beneath: Beneath | None, temperature: float
-) -> Iterator[tuple[Sampler, Chat]]:
-    """Opens the policy of a folder or hub id after `updates` updates. With a model `beneath` it runs its adapters.
-
-    Raises ValueError for a model that `require_fit` refuses.
-    """
-    if not beneath:
+def open_policy(settings: Params, weights: PolicyWeights, temperature: float) -> Iterator[tuple[Sampler, Chat]]:
+    """Opens a policy. Raises ValueError for a model that `require_fit` refuses."""
+    path = weights.path
+    if not weights.beneath:
         require_fit(path, settings)
     chat = Chat(load_tokenizer(path, settings.env.max_tokens, settings.model.template), end_tokens(path))
-    actor = Actor(
-        model=path,
-        end_ids=chat.end_ids,
-        max_tokens=settings.env.max_tokens,
-        temperature=temperature,
-        dtype=settings.model.dtype,
-        version=updates,
-    )
-    with open_engine(settings.engine, actor.beside(beneath)) as engine:
+    with engine_of(settings, weights, chat, temperature) as engine:
         yield engine, chat

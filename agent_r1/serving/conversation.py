@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.padding import Padding
@@ -23,11 +24,13 @@ from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless
 from agent_r1.http.endpoint import Endpoint
 from agent_r1.params import Params
-from agent_r1.records import CallStatus, Outcome, Passage, Question, StopReason
+from agent_r1.records import CallStatus, Outcome, Passage, Question, StopReason, of_split
 from agent_r1.rollout.episode import StepView
-from agent_r1.serving.agent import Agent
 from agent_r1.serving.wire import Cards, Event, Limits
 from agent_r1.tables import read_rows
+
+if TYPE_CHECKING:  # who asks a served agent loads no engine
+    from agent_r1.serving.agent import Agent
 
 LABEL = 8  # columns
 EXAMPLES = 3  # test questions that a conversation opens with
@@ -57,7 +60,7 @@ def introduction(settings: Params, folder: Path, *, built_in: bool) -> tuple[lis
     if not places.questions.exists():
         return [], set()
     questions = read_rows(places.questions, Question)
-    examples = [row.text for row in questions if row.split == "test"][:EXAMPLES]
+    examples = [row.text for row in of_split(questions, "test")[:EXAMPLES]]
     if not built_in:
         return ["It practised questions such as:", *examples], set()
     texts = [f"{row.title} {row.text}" for row in read_rows(places.passages, Passage)]

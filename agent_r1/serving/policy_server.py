@@ -12,15 +12,14 @@ from itertools import takewhile
 from typing import Any, Self
 
 from starlette.requests import Request
-from starlette.types import ASGIApp
-from uvicorn import Server
 
 from agent_r1.agents.gateway import MODEL, Completions, OpenEpisode, Unhurried, application
 from agent_r1.agents.session import Session
 from agent_r1.http.dialects.conversation import ChatRequest
 from agent_r1.http.endpoint import ENDPOINT_KEY
-from agent_r1.http.guard import Guard, configured
-from agent_r1.params.env import AgentParams, EnvParams
+from agent_r1.http.guard import Guard, Server, configured
+from agent_r1.params.agents import AgentParams
+from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import nearest
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import PLAY
@@ -54,7 +53,7 @@ class Conversations(Completions):
         self.broken: BaseException | None = None  # the fault that ended the engine for good
         self.when_broken: Callable[[], None] = lambda: None
 
-    def app(self) -> ASGIApp:
+    def app(self) -> Guard:
         return Guard(application(self.routes), ENDPOINT_KEY)
 
     def _access(self, request: Request) -> Self:
@@ -97,7 +96,8 @@ def declared_as(name: str | None, limits: EnvParams) -> AgentParams:
 def serve(sampler: Sampler, chat: Chat, limits: EnvParams, agent: AgentParams, *, host: str, port: int) -> None:
     """Answers until the process is told to end. Raises EngineError if the engine fails for good."""
     conversations = Conversations(chat, limits, agent, at_once(sampler))
-    server = Server(configured(conversations.app(), host, port, Unhurried))
+    app = conversations.app()
+    server = Server(configured(app, host, port, Unhurried(opens=app.opens)))
     conversations.when_broken = partial(setattr, server, "should_exit", True)
     logger.info("the model %s answers at http://%s:%d/v1", MODEL, host, port)
     server.run()

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import ASGIApp
-from uvicorn import Server
 
-from agent_r1.http.completions import GONE, ModelServer, answered, received, refused, require_model, unless_left
-from agent_r1.http.dialects.chat import ChatCompletions
-from agent_r1.http.dialects.conversation import Dialect, Refused, event
+from agent_r1.http.completions import (
+    ACTING,
+    GONE,
+    ModelServer,
+    lively,
+    received,
+    refused,
+    require_model,
+    unless_left,
+)
+from agent_r1.http.dialects.conversation import Dialect, Refused
 from agent_r1.http.endpoint import ENDPOINT_KEY
-from agent_r1.http.guard import Bounded, Guard, configured
+from agent_r1.http.guard import Door, Guard, Server, configured
 from agent_r1.records import Outcome
 from agent_r1.rollout.episode import PromptTooLong, StepView
 from agent_r1.rollout.sampling import EngineError, EngineUnavailable
@@ -31,14 +35,9 @@ from agent_r1.serving.wire import Card, Completion, Limits, Questioned
 
 MAX_BODY_BYTES = 1 << 18  # more than the longest question that leaves room for an answer
 MAX_EPISODES = 256  # at the same time
+Lasting = partial(Door, seconds=600.0)  # connections that may last as long as an episode
 
 logger = logging.getLogger(__name__)
-
-
-class Lasting(Bounded):
-    """Connections that may last as long as an episode."""
-
-    seconds = 600.0
 
 
 class Service(ModelServer):
@@ -53,7 +52,7 @@ class Service(ModelServer):
         self.broken: EngineError | None = None  # the fault that ended the engine for good
         self.when_broken: Callable[[], None] = lambda: None
 
-    def app(self) -> ASGIApp:
+    def app(self) -> Guard:
         """GET /v1/models, GET /v1/models/NAME and a POST for each dialect, behind the Guard."""
         handlers = {HTTPException: refused, Refused: refused}
         return Guard(Starlette(routes=self.routes, exception_handlers=handlers), ENDPOINT_KEY)
@@ -70,21 +69,13 @@ class Service(ModelServer):
         steps = self._episode(dialogue)
         completion = Completion(dialogue)
         stream = dialogue.request.stream
-        if stream and isinstance(dialect, ChatCompletions):
-            views = await unless_left(request, _taken(steps, 1))
-            if not views:
-                return Response(status_code=GONE)
-            events = _events(completion, views, steps, with_usage=dialogue.request.with_usage)
+        views = await unless_left(request, _taken(steps, 1 if stream else math.inf))
+        if not views:
+            return Response(status_code=GONE)
+        if stream:
+            events = _events(dialect, completion, views, steps)
             return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
-
-        def write(views: list[StepView]) -> str | dict[str, Any]:
-            reply = completion.reply(views)
-            if stream:
-                return dialect.events(dialogue.request, reply)
-            return dialect.write(dialogue.request, reply) | completion.extra(views)
-
-        work = asyncio.create_task(_taken(steps, math.inf))
-        return await answered(request, work, write, dialect.failure, work.cancel, stream=stream)
+        return JSONResponse(dialect.write(dialogue.request, completion.reply(views)) | completion.extra(views))
 
     async def _read(self, dialect: Dialect, request: Request) -> Questioned:
         """Reads a request to this agent, or raises Refused."""
@@ -127,7 +118,8 @@ def serve(agent: Agent, name: str, *, host: str, port: int) -> None:
     """Answers until the process is told to end. Raises EngineError if the engine fails for good."""
     agent.shared.tools(0)  # a faulty tool is reported before the server starts
     service = Service(agent, name)
-    server = Server(configured(service.app(), host, port, Lasting))
+    app = service.app()
+    server = Server(configured(app, host, port, Lasting(opens=app.opens)))
     service.when_broken = partial(setattr, server, "should_exit", True)
     logger.info("%s answers at http://%s:%d/v1", name, host, port)
     agent.shared.run(server.serve())
@@ -146,18 +138,20 @@ async def _taken(steps: AsyncGenerator[StepView], most: float) -> list[StepView]
 
 
 async def _events(
-    completion: Completion, views: list[StepView], steps: AsyncGenerator[StepView], *, with_usage: bool
+    dialect: Dialect, completion: Completion, views: list[StepView], steps: AsyncGenerator[StepView]
 ) -> AsyncIterator[str]:
-    """The events of an episode from the last of `views` on, as its steps are taken."""
-    async with aclosing(steps):
-        yield event(completion.step(views[-1]))
+    """The events of an episode from the first of `views` on, as its steps are taken."""
+    events = completion.events(dialect, views)
+    yield "".join(events)
+    async with aclosing(steps), aclosing(lively(steps)) as coming:
         try:
-            async for view in steps:
+            async for view in coming:
+                if view is None:
+                    yield ACTING
+                    continue
+                sent = len(events)
                 views.append(view)
-                yield event(completion.step(view))
+                events = completion.events(dialect, views)
+                yield "".join(events[sent:])
         except Refused as fault:
-            yield ChatCompletions().failure(fault)
-            return
-    if with_usage:
-        yield event(completion.used(views))
-    yield "data: [DONE]\n\n"
+            yield dialect.failure(fault)

@@ -20,10 +20,10 @@ from agent_r1.params import SHIPPED, Params, RunId, load
 from agent_r1.params.places import policy_in
 from agent_r1.params.sections import override, validated
 from agent_r1.rollout.episode import StepView
-from agent_r1.rollout.sampling import Beneath
+from agent_r1.rollout.sampling import Beneath, PolicyWeights
 from agent_r1.search.index import build
 from agent_r1.serving.agent import Agent, open_agent
-from agent_r1.surroundings import settle
+from agent_r1.surroundings import are_pinned, settle
 from agent_r1.training.assembly import Assembly
 from agent_r1.training.loop import iterate, leaves_work
 
@@ -92,7 +92,7 @@ class Trainer:
                 lora = self._settings.model.adapter
                 local = self._settings.engine.kind != "server"
                 base = Beneath(self._model, lora.rank) if lora and local and self.policy != self._model else None
-                opening = open_agent(self._settings, self.policy, 0, beneath=base, temperature=0.0)
+                opening = open_agent(self._settings, PolicyWeights(self.policy, beneath=base), temperature=0.0)
                 self._agent.append(self._open.enter_context(opening))
             return list(self._agent[0].ask(text, seed=0))
 
@@ -120,6 +120,11 @@ class Trainer:
             raise ValueError(
                 f"Trainer: train.reference {config.reference} is a registered version, which only a stage asks the "
                 "registry for; give the folder of its policy"
+            )
+        if settings.model.portable and not are_pinned():
+            raise ValueError(
+                "Trainer: model.portable: true comes too late for this process, which has computed; set it to false, "
+                "or train in a project"
             )
         return settings.model_copy(update={"places": settings.places.model_copy(update={"data": str(data)})})
 

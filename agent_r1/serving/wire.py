@@ -7,16 +7,16 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, Field, TypeAdapter, field_validator
 
 from agent_r1.envs.base import Conversation, parse_action
 from agent_r1.http.client import Fault
-from agent_r1.http.dialects.chat import ending, head, usage
-from agent_r1.http.dialects.conversation import ChatRequest, Refused, Reply
+from agent_r1.http.dialects.chat import DONE, ChatCompletions, ending, head, usage
+from agent_r1.http.dialects.conversation import ChatRequest, Dialect, Refused, Reply, event
 from agent_r1.params.env import Answers, EnvParams
-from agent_r1.records import Outcome
+from agent_r1.records import Json, Outcome
 from agent_r1.rollout.episode import StepView
 
 _STEP = TypeAdapter(StepView)
@@ -129,6 +129,7 @@ class Completion:
 
     def __init__(self, dialogue: Questioned) -> None:
         self._name = uuid.uuid4().hex
+        self._request = dialogue.request
         self._model = dialogue.request.model
         remarks = {
             "system message put before the question": dialogue.system,
@@ -143,7 +144,7 @@ class Completion:
         return Reply(
             name=self._name,
             model=self._model,
-            thought="".join(map(step_text, views)),
+            thoughts=[*map(step_text, views)],
             content=views[-1].answer,
             calls=(),
             cut=views[-1].outcome is not Outcome.ANSWERED,
@@ -152,12 +153,23 @@ class Completion:
             sampled=sampled,
         )
 
-    def extra(self, views: Sequence[StepView]) -> dict[str, Any]:
+    def extra(self, views: Sequence[StepView]) -> Json:
         """What stands in a whole answer of any dialect beside its own fields."""
         steps = [_STEP.dump_python(view, mode="json") for view in views]
         return self._fields | {"agent_r1": {"outcome": views[-1].outcome, "steps": steps}}
 
-    def step(self, view: StepView) -> dict[str, Any]:
+    def events(self, dialect: Dialect, views: Sequence[StepView]) -> list[str]:
+        """The events of a stream, up to those of the last of these steps."""
+        is_over = views[-1].outcome is not None
+        if not isinstance(dialect, ChatCompletions):
+            events = dialect.events(self._request, self.reply(views))
+            return events if is_over else events[: dialect.opening + len(views)]
+        chunks = [*map(self.step, views)]
+        if is_over and self._request.with_usage:
+            chunks.append(self.used(views))
+        return [*map(event, chunks), *[DONE][:is_over]]
+
+    def step(self, view: StepView) -> Json:
         """One step of a stream. The last step has the answer."""
         delta = {"role": "assistant", "reasoning_content": step_text(view)}
         if view.outcome is not None:
@@ -166,12 +178,12 @@ class Completion:
         choice = {"index": 0, "delta": delta, "finish_reason": ending(reply) if view.outcome else None}
         return self._chunk(reply, [choice]) | {"agent_r1": _STEP.dump_python(view, mode="json")}
 
-    def used(self, views: Sequence[StepView]) -> dict[str, Any]:
+    def used(self, views: Sequence[StepView]) -> Json:
         """The token counts that end a stream if the client asked for them."""
         reply = self.reply(views)
         return self._chunk(reply, []) | {"usage": usage(reply)}
 
-    def _chunk(self, reply: Reply, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _chunk(self, reply: Reply, choices: list[Json]) -> Json:
         return head(reply, "chat.completion.chunk", choices) | self._fields
 
 

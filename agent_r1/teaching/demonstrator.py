@@ -19,7 +19,7 @@ from agent_r1.envs.scripts import said, scripted
 from agent_r1.envs.shared import Shared
 from agent_r1.params import Params
 from agent_r1.params.prepare import BUILT_IN
-from agent_r1.records import QA, Question, Source, Trajectory
+from agent_r1.records import QA, Question, Source, Trajectory, questions_by_id
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import Play
 from agent_r1.rollout.episodes import ScriptedSampler, collect
@@ -37,7 +37,7 @@ class Demonstrator:
         """Raises the errors of `make_plans`."""
         self.env = settings.env
         self.index = index
-        self.questions = {question.question_id: question for question in questions}
+        self.questions = questions_by_id(questions)
         self.params = settings.warm_start.model_copy(update=NO_HABITS)
         self.plans, self.facts = make_plans(settings.prepare, [row for row in questions if row.env == QA])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.progress import track
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
@@ -28,11 +28,11 @@ from agent_r1.identity import Identity, write_start
 from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import trained_state
 from agent_r1.learn.checkpoint import LEARNER, Progress
-from agent_r1.learn.model import is_packed, precision
+from agent_r1.learn.model import precision
 from agent_r1.learn.optimizers import accumulate, adamw, blank_state, flat, set_rate, take_state
 from agent_r1.learn.scoring import Compute, pad, token_logprobs
 from agent_r1.params.stages import WarmStartParams
-from agent_r1.records import Source, Trajectory
+from agent_r1.records import Floats32, Int32s, Int64s, Source, Trajectory
 from agent_r1.seeds import derive
 
 OPTIMIZER = "optimizer"  # the prefix of its states' names
@@ -104,8 +104,8 @@ class Unfinished:
 class Lessons:
     """The contexts that a model learns from: their tokens, and the weight of each token in the loss."""
 
-    token_ids: list[NDArray[np.int32]]
-    weights: list[NDArray[np.float32]]
+    token_ids: list[Int32s]
+    weights: list[Floats32]
 
     @property
     def digest(self) -> str:
@@ -116,7 +116,7 @@ class Lessons:
                 digest.update(part.tobytes())
         return digest.hexdigest()
 
-    def take(self, indices: NDArray[np.int64]) -> Lessons:
+    def take(self, indices: Iterable[int]) -> Lessons:
         """Some of them."""
         return Lessons([self.token_ids[index] for index in indices], [self.weights[index] for index in indices])
 
@@ -168,12 +168,7 @@ def fit(
     losses = list[float]()  # this rank's part of each step's loss
     for step, batch in enumerate(progress, start):
         set_rate(optimiser, params.learning_rate * _rate(step, params.steps))
-        optimiser.zero_grad(set_to_none=True)
-        taught = lessons.take(batch)
-        tokens = sum(float(row.sum()) for row in taught.weights)
-        losses.append(accumulate(partial(_add_gradient, model, taught), optimiser, tokens, compute))
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        losses.append(_step(model, lessons.take(batch), optimiser, compute))
         if unfinished:
             unfinished.keep(model, optimiser, step + 1, ranks)
         if (step + 1) % max(1, params.steps // 10) == 0:
@@ -184,17 +179,22 @@ def fit(
     return [*map(sum, zip(*ranks.gather([losses]), strict=True))]
 
 
+def _step(model: PreTrainedModel, batch: Lessons, optimiser: Optimizer, compute: Compute) -> float:
+    """Takes an optimiser step; returns this rank's part of the loss."""
+    optimiser.zero_grad(set_to_none=True)
+    tokens = sum(float(row.sum()) for row in batch.weights)
+    loss = accumulate(partial(_add_gradient, model, batch), optimiser, tokens, compute)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimiser.step()
+    return loss
+
+
 def compute_of(
     model: PreTrainedModel, params: WarmStartParams, *, dtype: torch.dtype = torch.float32, ranks: Ranks = ALONE
 ) -> Compute:
     """The micro-batches of a warm start; matrix products run in `dtype`, and the `ranks` share the model."""
-    return Compute(
-        device=model.device,
-        dtype=dtype,
-        max_tokens=params.max_tokens_per_microbatch,
-        packed=is_packed(model.config),
-        ranks=ranks,
-    )
+    compute = Compute(device=model.device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch, ranks=ranks)
+    return compute.of(model)
 
 
 def _add_gradient(model: PreTrainedModel, batch: Lessons, compute: Compute) -> float:
@@ -202,21 +202,25 @@ def _add_gradient(model: PreTrainedModel, batch: Lessons, compute: Compute) -> f
     everything = pad(batch.weights, torch.float32).to(compute.device)  # [B, T]
     total = everything[everything > 0].sum()
     loss = 0.0
-    deals = compute.deal([[len(row)] for row in batch.token_ids])
+    deals = compute.deal([[row] for row in batch.token_ids])
     for turn, (pack, idle) in enumerate(deals, 1):
         compute.ranks.reduce(model, last=turn == len(deals))
-        rows = sorted(pack)
-        ids = pad([batch.token_ids[row] for row in rows], torch.int64).to(compute.device)  # [B, T]
-        weight = pad([batch.weights[row] for row in rows], torch.float32).to(compute.device)  # [B, T]
-        with precision(compute.device, compute.dtype):
-            logprobs = token_logprobs(model, ids, weight > 0, backbone=compute.ranks.backbone(model))  # [N]
-        share = -(logprobs * weight[weight > 0]).sum() / total * (not idle)
+        share = _loss(model, batch.take(sorted(pack)), compute) / total * (not idle)
         (share * compute.scale).backward()
         loss += share.item()
     return loss
 
 
-def _token_weights(source: NDArray[np.uint8], observation_weight: float) -> NDArray[np.float32]:
+def _loss(model: PreTrainedModel, lessons: Lessons, compute: Compute) -> Tensor:
+    """The weighted sum over the tokens of lessons that go through the model together."""
+    ids = pad(lessons.token_ids, torch.int64).to(compute.device)  # [B, T]
+    weight = pad(lessons.weights, torch.float32).to(compute.device)  # [B, T]
+    with precision(compute.device, compute.dtype):
+        logprobs = token_logprobs(model, ids, weight > 0, backbone=compute.ranks.backbone(model))  # [N]
+    return -(logprobs * weight[weight > 0]).sum()
+
+
+def _token_weights(source: NDArray[np.uint8], observation_weight: float) -> Floats32:
     by_source = {Source.ACTION: 1.0, Source.OBSERVATION: observation_weight}
     return np.select([source == kind for kind in by_source], list(by_source.values())).astype(np.float32)
 
@@ -228,7 +232,7 @@ def _rate(step: int, steps: int) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))
 
 
-def _batches(lengths: Sequence[int], params: WarmStartParams) -> Iterator[NDArray[np.int64]]:
+def _batches(lengths: Sequence[int], params: WarmStartParams) -> Iterator[Int64s]:
     """`params.steps` batches of row indices, reshuffled every pass over the rows."""
     pool = params.batch_size * BATCHES_SORTED_TOGETHER
     drawn = 0

@@ -31,7 +31,7 @@ from agent_r1.params import Params
 from agent_r1.params.env import EnvParams
 from agent_r1.params.prepare import BUILT_IN
 from agent_r1.pretrained import compute_dtype
-from agent_r1.records import QA, Outcome, Passage, Question, Trajectory
+from agent_r1.records import QA, Outcome, Passage, Question, Trajectory, of_split
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.rollout.prompts import without_room
@@ -65,8 +65,8 @@ def train_on_demonstrations(
     """
     source = settings.warm_start.conversations
     conversations = read_conversations(Path(source)) if source else []
-    asks = [row for row in questions if row.split == "train" and row.env == QA]
-    games = [row for row in questions if row.split == "train" and "demonstrator" in scripts_of(row.env)]
+    asks = [row for row in of_split(questions, "train") if row.env == QA]
+    games = [row for row in of_split(questions, "train") if "demonstrator" in scripts_of(row.env)]
     scripts: tuple[list[Demonstration], list[Demonstration]] = ([], [])
     if asks or (settings.prepare.asks and not games):
         scripts = _demonstrations(settings, asks, index)
@@ -217,6 +217,10 @@ def _to_fine_tune(settings: Params, ranks: Ranks) -> PreTrainedModel:
         adapter.attach(model, params.adapter, seed=derive(settings.warm_start.seed, "adapter", "policy"))
     if params.gradient_checkpointing:
         recompute_activations(model)
+    if params.compile:
+        from agent_r1.learn.compiled import compile_layers  # with torch's compiler, a slow import
+
+        compile_layers(model)
     return model
 
 

@@ -15,6 +15,7 @@ from pydantic_core import SchemaValidator, core_schema
 from referencing import Registry
 
 from agent_r1.harmless import harmless
+from agent_r1.records import Json
 from agent_r1.tools.base import Schema
 
 MOST = {"{": 1024, '"pattern"': 32}  # in a schema, of parts that each take time to read
@@ -35,7 +36,7 @@ class ArgumentCheck:
     """
 
     def __init__(self, schema: Schema) -> None:
-        """Takes the parameters of a `function_schema`. Raises ValueError if they are no schema, or too much work."""
+        """Takes an `object_schema`. Raises ValueError if it is no schema, or too much work."""
         schema_json = json.dumps(schema)
         for part, most in MOST.items():
             count = schema_json.count(part)
@@ -44,7 +45,7 @@ class ArgumentCheck:
         try:
             Draft202012Validator.check_schema(schema, format_checker=None)
         except SchemaError as fault:
-            raise ValueError(f"its parameters are no JSON schema: {fault.message[:200]}") from None
+            raise ValueError(f"its schema is no JSON schema: {fault.message[:200]}") from None
         self._budget = MAX_WORK
         self._searches = dict[str, Callable[[str], bool]]()
         self._unread = {"$schema", *(_BY_PATTERN if _BY_PATTERN[0] in schema_json else ())}
@@ -57,7 +58,7 @@ class ArgumentCheck:
         )
         self._validator = kind(json.loads(schema_json, object_hook=self._read), registry=Registry())
 
-    def fits(self, arguments: dict[str, Any]) -> bool:
+    def fits(self, arguments: Json) -> bool:
         """Whether arguments fit, and can be judged within the bound."""
         self._budget = MAX_WORK
         try:

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
 from agent_r1.faults import WorldFault
-from agent_r1.records import CallStatus
+from agent_r1.records import CallStatus, Json
 
-Schema = dict[str, Any]
+Schema = Json
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -39,23 +39,27 @@ def function_schema(name: str, description: str, parameters: Mapping[str, Any]) 
     if not NAME.fullmatch(name):
         raise ValueError(f"tool {name[:80]!r}: a name is made of 1 to 64 letters, digits, _ and -")
     try:
-        function = {"name": name, "description": description, "parameters": _object(parameters)}
+        function = {"name": name, "description": description, "parameters": object_schema(parameters)}
         _require_small(function)
-        _require_resolvable(parameters)
     except ValueError as fault:
         raise ValueError(f"tool {name!r}: {fault}") from None
     return {"type": "function", "function": function}
 
 
-def _object(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds properties, empty ones if there are none: templates list them."""
-    is_object = isinstance(parameters, Mapping) and parameters.get("type") == "object"
-    if not is_object or not isinstance(parameters.get("properties", {}), dict):
-        raise ValueError("its parameters are no object with properties")
-    return {"type": "object", "properties": {}} | dict(parameters)
+def object_schema(schema: Mapping[str, Any]) -> Schema:
+    """A JSON schema of an object, with properties, empty ones if there are none: templates list them.
+
+    Raises ValueError for one that is of no object, too large or too deep, or refers outside, nowhere or in a circle.
+    """
+    is_object = isinstance(schema, Mapping) and schema.get("type") == "object"
+    if not is_object or not isinstance(schema.get("properties", {}), dict):
+        raise ValueError("its schema is of no object with properties")
+    _require_small(schema)
+    _require_resolvable(schema)
+    return {"type": "object", "properties": {}} | dict(schema)
 
 
-def _require_small(schema: Schema) -> None:
+def _require_small(schema: Mapping[str, Any]) -> None:
     size = len(spelled(schema, "its schema"))
     if size > MAX_CHARACTERS:
         raise ValueError(f"its schema takes {size:,} characters, more than {MAX_CHARACTERS:,}; shorten its description")
@@ -138,14 +142,14 @@ class Tool(Protocol):
     schema: Schema  # told to the policy
     waits: bool  # for something besides its own computation, so that the same call may end differently another time
 
-    async def call(self, arguments: dict[str, Any]) -> ToolResult:
+    async def call(self, arguments: Json) -> ToolResult:
         """The result of a call; the agent's faults are a status of it.
 
         Raises WorldFault if the other side failed, whatever the arguments. Any other exception is a bug of the tool.
         """
         ...
 
-    async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
+    async def recall(self, arguments: Json, result: ToolResult) -> None:
         """Takes note of a call that is not made again, because its result is kept: for tools with a state."""
         return
 
@@ -157,13 +161,13 @@ class Tool(Protocol):
 class ServedTool(Tool):
     """A tool of a server, which checks the arguments itself."""
 
-    def __init__(self, schema: Schema, ask: Callable[[str, dict[str, Any]], Awaitable[ToolResult]]) -> None:
+    def __init__(self, schema: Schema, ask: Callable[[str, Json], Awaitable[ToolResult]]) -> None:
         self.name = schema["function"]["name"]
         self.schema = schema
         self.waits = True
         self._ask = ask
 
-    async def call(self, arguments: dict[str, Any]) -> ToolResult:
+    async def call(self, arguments: Json) -> ToolResult:
         try:
             spelled(arguments, "the object of arguments")
         except ValueError as fault:  # a server could end the session of all for it
@@ -221,7 +225,7 @@ class FunctionTool(Tool):
         description = re.split(r"\n\n|\nArgs:", inspect.cleandoc(function.__doc__))[0]
         self.schema = function_schema(self.name, " ".join(description.split()), _described(self._arguments))
 
-    async def call(self, arguments: dict[str, Any]) -> ToolResult:
+    async def call(self, arguments: Json) -> ToolResult:
         """Checks the arguments and calls the function.
 
         Arguments that do not fit the signature give BAD_ARGUMENTS, a ToolTimeout and the limit of time TIMEOUT, and any
@@ -242,12 +246,12 @@ class FunctionTool(Tool):
                 logger.warning("tool %r raised %r, which the agent is told", self.name, error)
             return ToolResult(text=str(error), call_status=CallStatus.FAILED)
 
-    def _values(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _values(self, arguments: Json) -> Json:
         """The arguments as the function takes them. Raises ValueError or RecursionError if they do not fit."""
         values = self._arguments.model_validate_json(json.dumps(arguments))
         return {name: getattr(values, name) for name in self._arguments.model_fields}
 
-    async def _answer(self, values: dict[str, Any]) -> ToolResult:
+    async def _answer(self, values: Json) -> ToolResult:
         answer = self._function(**values)
         if inspect.isawaitable(answer):
             answer = await within(self._timeout_s, answer, lambda late: ToolTimeout(f"{self.name} {late}"))

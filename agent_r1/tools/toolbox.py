@@ -15,8 +15,9 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from agent_r1 import own_code
-from agent_r1.params.env import EnvParams, ToolsParams
-from agent_r1.records import Call, CallStatus, Trajectory
+from agent_r1.params.env import EnvParams
+from agent_r1.params.tools import ToolsParams
+from agent_r1.records import Call, CallStatus, Json, Metrics, Trajectory
 from agent_r1.search.base import Search
 from agent_r1.search.together import search_threads
 from agent_r1.tools.base import FunctionTool, Schema, Tool, ToolResult
@@ -145,11 +146,11 @@ class Limited(Tool):
         self._max_characters = max_characters
         self._under_way = under_way
 
-    async def call(self, arguments: dict[str, Any]) -> ToolResult:
+    async def call(self, arguments: Json) -> ToolResult:
         with self._under_way.call():
             return cut(await self._tool.call(arguments), self._max_characters)
 
-    async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
+    async def recall(self, arguments: Json, result: ToolResult) -> None:
         await self._tool.recall(arguments, result)
 
     async def close(self) -> None:
@@ -205,7 +206,7 @@ def _own(params: EnvParams) -> Iterator[tuple[str, str, str]]:
             yield f"observation {name}", f"env.gymnasium.{name}.observation", world.observation
 
 
-def use_of_tools(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> dict[str, float]:
+def use_of_tools(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> Metrics:
     """For each tool `tool/<name>/calls`, per episode, and of its calls `ok_share` and `timeout_share`.
 
     Episodes that the world cut short do not count. A tool without calls has no shares, and calls of a name that is no
@@ -222,7 +223,7 @@ def use_of_tools(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> di
     return metrics
 
 
-def latencies(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> dict[str, float]:
+def latencies(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> Metrics:
     """For each tool that was called the median and the 95th percentile of its calls' seconds.
 
     They are `tool/<name>/latency_p50_s` and `latency_p95_s`, over the calls of `use_of_tools`. Nothing of this is among

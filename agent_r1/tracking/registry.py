@@ -2,9 +2,9 @@
 
 A version holds no weights but a `Descriptor`, in a folder among the artifacts of the training's MLflow run that MLflow
 loads and serves, and which is the version's source. Its tags `run`, `score` and `interval` are for people, and nothing
-reads them. Versions of earlier revisions of the project have the descriptor alone as their source, or its fields as
-tags; MLflow loads neither. Others may write there, and fields become paths: a version with a descriptor that no
-training writes is left out, with a warning.
+reads them. Versions of earlier revisions of the project have the descriptor alone as their source, which MLflow does
+not load. Others may write there, and fields become paths: a version with a descriptor that no training writes is left
+out, with a warning.
 
 One alias, `champion`, points at one version or at none. `promote` moves it only from the version that the caller saw.
 Registering and promoting hold a lock of this clone, so that one of two promotions is refused. Clones that share a
@@ -43,7 +43,6 @@ LARGEST = 20_000  # bytes of a descriptor
 ABOUT = "A version is the policy that a training finished with. Its score is the success on the test questions."
 
 _LOCK = "registry.lock"
-_HASH = "policy_hash"  # a tag of versions that were stored with all fields as tags
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]*(\+changes)?$")]
 DvcFolder = Annotated[str, Field(pattern=r"^([0-9a-f]{32}\.dir)?$")]  # DVC's md5 of a folder, "" for none
@@ -134,12 +133,9 @@ def register(descriptor: Descriptor, model: str = MODEL, files: Sequence[Path] =
             version = Version(number=number, descriptor=descriptor, model=model)
         else:
             version = dataclasses.replace(registered, descriptor=_moved(registered.descriptor, descriptor))
-            entry = client.get_model_version(model, str(registered.number))
-            if _HASH in entry.tags:
-                for name, value in sorted(_tags(version.descriptor).items() - _tags(registered.descriptor).items()):
-                    client.set_model_version_tag(model, entry.version, name, value)
-            elif version != registered:
-                _describe(client, SOURCE.sub(r"\1", entry.source or ""), version.descriptor, files)
+            if version != registered:
+                source = client.get_model_version(model, str(registered.number)).source or ""
+                _describe(client, SOURCE.sub(r"\1", source), version.descriptor, files)
         client.set_tag(version.descriptor.mlflow_run_id, VERSION_TAG, version.tag)
         return version
 
@@ -165,7 +161,7 @@ def versions(model: str = MODEL, is_wanted: Choice = lambda *_: True) -> list[Ve
 def of_policy(policy_hash: str, model: str = MODEL) -> Version | None:
     """The version with this policy, whose source is named after it."""
     folder = f"/policies/{policy_hash[:8]}"
-    matches = versions(model, lambda row, _: policy_hash == row.tags.get(_HASH) or folder in (row.source or ""))
+    matches = versions(model, lambda row, _: folder in (row.source or ""))
     return next((version for version in matches if version.descriptor.policy_hash == policy_hash), None)
 
 
@@ -221,8 +217,6 @@ def _read(client: MlflowClient, experiment: str, version: ModelVersion) -> Descr
     """The descriptor of a version; None if no training registered it, and with a warning if it is wrong or gone."""
     source = version.source or ""
     try:
-        if _HASH in version.tags:
-            return TypeAdapter(Descriptor).validate_python(version.tags)
         if SOURCE.fullmatch(source):
             return TypeAdapter(Descriptor).validate_json(_stored(client, experiment, source))
         return None
@@ -234,8 +228,8 @@ def _read(client: MlflowClient, experiment: str, version: ModelVersion) -> Descr
             wrong = f"{problem['loc'][0]}: {wrong}{got}"
     except ValueError as error:
         wrong = str(error)
-    place = "its tags in MLflow" if _HASH in version.tags else f"its {DESCRIPTOR}"
-    warn_once(f"{SCHEME}{version.name}/{version.version} is skipped: {wrong}; correct {place}, or delete the version")
+    name = f"{SCHEME}{version.name}/{version.version}"
+    warn_once(f"{name} is skipped: {wrong}; correct its {DESCRIPTOR}, or delete the version")
     return None
 
 
@@ -298,7 +292,3 @@ def _describe(client: MlflowClient, run_id: str, descriptor: Descriptor, files: 
         client.log_artifact(run_id, str(file), folder)
     client.log_text(run_id, json.dumps(dataclasses.asdict(descriptor), indent=2) + "\n", f"{folder}/{DESCRIPTOR}")
     return folder
-
-
-def _tags(descriptor: Descriptor) -> dict[str, str]:
-    return {name: str(value) for name, value in dataclasses.asdict(descriptor).items()}

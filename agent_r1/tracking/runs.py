@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import subprocess
@@ -11,7 +10,6 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +20,7 @@ from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import MODEL, NAMED_BY_DVC, RunId, project_root
 from agent_r1.params.sections import flatten
 from agent_r1.params.train import TrainParams
-from agent_r1.tracking.store import INTERVAL, NOTE, SCORE, allowed, lay_view, open_store, tested
+from agent_r1.tracking.store import INTERVAL, NOTE, SCORE, allowed, lay_view, open_store, tested, warn_once
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -40,7 +38,6 @@ REWOUND_TAG = "rewound_ms"  # when the run last went back to an earlier iteratio
 RANKED = ("success", "success/low", "success/high", "em", "f1")  # of all test questions; of each data set every score
 SHOWN = {"estimator", "loss_mask", "advantage_mask"}  # of `credit`, as columns of their own
 PARAMS_PER_CALL = 100  # MLflow's limit
-logger = logging.getLogger(__name__)
 
 DIGEST = 8  # characters of a data set's hash
 SOURCE_CHARACTERS = 500  # of a command
@@ -56,7 +53,7 @@ def provenance(dataset: str, sweep: str = "") -> dict[str, str]:
     if git("status", "--porcelain", "--untracked-files=no", "--", ".", *of_dvc):
         commit += "+changes"
     lock = project_root() / "dvc.lock"
-    stages = yaml.safe_load(lock.read_text()).get("stages", {}) if lock.exists() else {}
+    stages = yaml.load(lock.read_bytes(), yaml.CSafeLoader).get("stages", {}) if lock.exists() else {}
     prepared_md5 = "+".join(out["md5"] for out in stages.get("prepare", {}).get("outs", []))
     tags = {"dataset": dataset, "git_commit": commit, "data_hash": prepared_md5}
     return {**tags, "sweep": sweep} if sweep else tags
@@ -69,13 +66,9 @@ def git(*arguments: str) -> str:
     except FileNotFoundError:
         return ""
     if "safe.directory" in process.stderr:
-        _say_once(" ".join(process.stderr.split()))
+        refusal = harmless(" ".join(process.stderr.split()))
+        warn_once(f"runs here record no commit, since git refuses: {refusal}")
     return "" if process.returncode else process.stdout.strip()
-
-
-@cache
-def _say_once(refusal: str) -> None:
-    logger.warning("runs here record no commit, since git refuses: %s", harmless(refusal))
 
 
 def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, Any]:
@@ -209,6 +202,11 @@ class Run:
         """Copies a file into the run's artifacts, under `folder`."""
         self._client.log_artifact(self.run_id, str(path), folder or None)
 
+    def report(self, folder: Path) -> None:
+        """Copies the files of a report into the run's artifacts."""
+        for path in sorted(folder.iterdir()):
+            self.artifact(path, "report")
+
     def text(self, text: str, path: str) -> None:
         """Stores a text as the artifact `path`."""
         self._client.log_text(self.run_id, text, path)
@@ -272,8 +270,6 @@ def start(
     one neither takes a place nor loses its own. `began_s`: its start in Unix time, if not now.
     """
     client, experiment = open_store()
-    from mlflow.entities import Param
-
     lay_view(client, experiment)
     if dvc_experiment := os.environ.get(NAMED_BY_DVC):
         name = f"{name} ({dvc_experiment})"
@@ -282,19 +278,30 @@ def start(
         identity = fingerprint(name, {key: str(value) for key, value in params.items()}, dict(tags))
         _remove(client, experiment, identity)
         tags = {**tags, IDENTITY_TAG: identity}
-    columns = {  # of MLflow's own: the description, the command and the commit
+    since_ms = _now_ms() if began_s is None else round(began_s * 1000)
+    shown = _columns(about, tags.get("git_commit", ""))
+    run_id = client.create_run(experiment, since_ms, {**tags, **shown}, run_name=name).info.run_id
+    _log_params(client, run_id, params)
+    return Run(client, run_id)
+
+
+def _columns(about: str, git_commit: str) -> dict[str, str]:
+    """MLflow's own tags of a new run that have a value: the description, the command and the commit."""
+    columns = {
         NOTE: about,
         "mlflow.source.name": without_password(" ".join(sys.argv))[:SOURCE_CHARACTERS],
-        "mlflow.source.git.commit": tags.get("git_commit", "").partition("+")[0],
+        "mlflow.source.git.commit": git_commit.partition("+")[0],
         "mlflow.source.type": "LOCAL",
     }
-    filled = {name: value for name, value in columns.items() if value}
-    since_ms = _now_ms() if began_s is None else round(began_s * 1000)
-    run_id = client.create_run(experiment, since_ms, {**tags, **filled}, run_name=name).info.run_id
+    return {name: value for name, value in columns.items() if value}
+
+
+def _log_params(client: MlflowClient, run_id: str, params: Mapping[str, Any]) -> None:
+    from mlflow.entities import Param
+
     entries = [Param(key, str(value)) for key, value in params.items()]
     for first in range(0, len(entries), PARAMS_PER_CALL):
         client.log_batch(run_id, params=entries[first : first + PARAMS_PER_CALL])
-    return Run(client, run_id)
 
 
 def _remove(client: MlflowClient, experiment: str, identity: str) -> None:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent_r1.params import fingerprint
-from agent_r1.records import Call, CallStatus, Decode, Question, Source, Step, Trajectory
+from agent_r1.records import Call, CallStatus, Decode, Floats, Question, Source, Step, Trajectory
 from agent_r1.tracking.store import allowed, open_store
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ class Rewarded:
     when: str  # such as "training"
     question: Question
     trajectory: Trajectory
-    totals: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] the step's reward, weighted; or [0]
-    parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # name -> [K], unweighted
+    totals: Floats = field(default_factory=lambda: np.zeros(0))  # [K] the step's reward, weighted; or [0]
+    parts: Mapping[str, Floats] = field(default_factory=dict)  # name -> [K], unweighted
 
 
 def log_traces(run_id: str, episodes: Sequence[Rewarded], decode: Decode) -> int:
@@ -65,7 +64,8 @@ def _assess(trace_id: str, episode: Rewarded) -> None:
 
     source = AssessmentSource(source_type="CODE", source_id="agent_r1")
     mlflow.log_expectation(trace_id=trace_id, name="gold answers", value=episode.question.answers, source=source)
-    feedback: dict[str, bool | float] = {"right": bool(episode.trajectory.success)}
+    row = episode.trajectory
+    feedback: dict[str, bool | float] = {} if row.aborted else {"right": bool(row.success)}
     if episode.totals.size:
         feedback["return"] = float(episode.totals.sum())
     feedback |= {name: float(part.sum()) for name, part in episode.parts.items()}

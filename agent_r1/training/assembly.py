@@ -22,7 +22,7 @@ from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
 from agent_r1.pretrained import compute_dtype, default_device
-from agent_r1.records import Question
+from agent_r1.records import Question, of_split
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.prompts import UNANSWERED, without_room
 from agent_r1.search.index import open_index
@@ -50,7 +50,7 @@ class Assembly:
         self._questions = read_rows(self._places.questions, Question)
         require_gold_titles(self._questions, self.config.credit)
         require_playable(self._questions, settings.env)
-        own_rewards.load(self.config.credit.rewards)
+        own_rewards.functions(self.config.credit.rewards)
 
     @contextmanager
     def prepared(self, code: Mapping[str, str] = {}) -> Iterator[Prepared]:
@@ -118,7 +118,7 @@ class Prepared:
         if self.config.validation.every:
             validated = attempts_at(draw_unseen(self.questions, self.config), self.shared)
             without_room(validated, self.chat, self.shared, "dev questions", UNANSWERED)
-        learned = attempts_at([question for question in self.questions if question.split == "train"], self.shared)
+        learned = attempts_at(of_split(self.questions, "train"), self.shared)
         return without_room(learned, self.chat, self.shared, "training questions")
 
     def training(self, folder: RunFolder, ranks: Ranks = ALONE) -> Training:

@@ -19,12 +19,11 @@ from agent_r1.envs.base import Attempt
 from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.learn.learner import Learner
-from agent_r1.learn.losses import Metrics
 from agent_r1.learn.memory import release
 from agent_r1.params import Params
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.train import TrainParams
-from agent_r1.records import Proof, Question, Trajectory
+from agent_r1.records import Metrics, Proof, Question, Trajectory, of_split, questions_by_id
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.collecting import collect_all
 from agent_r1.rollout.engines import open_engine
@@ -98,8 +97,8 @@ class TrainedEngine:
         self.shared = shared
         self.learner = learner
         self.folder = folder
-        self.questions = [question for question in questions if question.split == "train"]
-        self.own_rewards = own_rewards.load(config.credit.rewards)
+        self.questions = of_split(questions, "train")
+        self.own_rewards = own_rewards.functions(config.credit.rewards)
         self._proved = learner.adapter is not None  # those that it starts with change nothing, and are not loaded
         self._unproved = set[str]()  # names of tensors, which a warning has named
         self.chat = Chat(learner.tokenizer, learner.end_ids)
@@ -181,7 +180,7 @@ class TrainedEngine:
         return own_rewards.state(
             self.own_rewards,
             self._play(attempts, batch),
-            {question.question_id: question for question in questions},
+            questions_by_id(questions),
             self.chat.decode,
             aborted_share=self.env.aborted_share,
         )

@@ -39,8 +39,9 @@ def findings(
     At most one of these: half of the actions or more are neither a call nor an answer; every episode ends in a fault or
     at a limit, where questions have answers; most have no success, and none calls anything, where the policy has
     `tools`, or the share `lost` of the groups or more have equal returns (single samples are one group; greedy answers
-    say little of it). And nearly all answers, or those to yes/no questions, are one word that is often wrong. Episodes
-    that the world cut short, or without an action, do not count.
+    say little of it). And nearly all answers, or those to yes/no questions, are one word that is often wrong. And all
+    episodes are successes, the one that its world paid least too. Episodes that the world cut short, or without an
+    action, do not count.
     """
     episodes = [trajectory for trajectory in trajectories if trajectory.counts]
     if not episodes:
@@ -50,6 +51,7 @@ def findings(
     answers = [(normalize(episode.answer), golds[episode.question_id]) for episode in episodes if episode.answer]
     yield from _habits("", answers)
     yield from _habits(" to yes/no questions", [pair for pair in answers if pair[1] in ("yes", "no")])
+    yield from _easy(episodes)
 
 
 def _of_actions(
@@ -112,6 +114,18 @@ def _habits(kind: str, answers: Sequence[tuple[str, str]]) -> Iterator[str]:
         if several and count >= max(FEWEST, HABIT * len(answers)) and right <= RIGHT * count:
             share = f"{count} of {len(answers)} answers{kind} are {word!r}, {right} of them right"
             yield f"{share}; what helps: {BALANCE}"
+
+
+def _easy(episodes: Sequence[Trajectory]) -> Iterator[str]:
+    """That all episodes are successes, where a world pays less than 1 for one of them."""
+    paid = [
+        sum(step.rewards.get("env", 0.0) for step in episode.steps)
+        for episode in episodes
+        if episode.success and "env" in episode.steps[-1].rewards
+    ]
+    if len(paid) == len(episodes) >= FEWEST and min(paid) < 1:
+        share = f"all {len(paid)} episodes are successes, and the world paid {min(paid):.4g} for one of them"
+        yield f"{share}; if it pays as much for a lost game, let success ask for more: success_above, success"
 
 
 def strays(history: Sequence[Mapping[str, float]], success: str) -> Iterator[str]:

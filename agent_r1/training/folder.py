@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,8 @@ from agent_r1.learn.checkpoint import Progress
 from agent_r1.params.places import is_copy
 from agent_r1.params.same_run import ITERATIONS
 from agent_r1.params.train import TrainParams
+from agent_r1.records import Metrics
+from agent_r1.surroundings import machine
 
 if TYPE_CHECKING:  # who only reads a folder depends on no learner
     from agent_r1.learn.learner import Learner
@@ -74,7 +76,7 @@ class Iterations:
         """Whether all trajectories of an iteration are there, with the metrics of their collection."""
         return self.trajectories(iteration).exists() and len(self._lines()) > iteration
 
-    def measured(self, iteration: int) -> dict[str, float]:
+    def measured(self, iteration: int) -> Metrics:
         """The metrics of an iteration, whether it is finished or not; without costs, which have grown since."""
         line = self._lines()[iteration].items()
         return {name: value for name, value in line if name != "iteration" and not name.startswith("cost/")}
@@ -93,10 +95,10 @@ class Iterations:
         [line] = lines[iteration : iteration + 1] or [{"iteration": iteration}]
         self._write_lines([*lines[:iteration], {**line, **metrics}, *lines[iteration + 1 :]])
 
-    def _lines(self) -> list[dict[str, float]]:
+    def _lines(self) -> list[Metrics]:
         return read_metrics(self.path) if self.metrics.exists() else []
 
-    def _write_lines(self, lines: list[dict[str, float]]) -> None:
+    def _write_lines(self, lines: list[Metrics]) -> None:
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
 
     def _remove_rows(self, iteration: int) -> None:
@@ -206,14 +208,22 @@ class Checkpoints(Iterations):
         remove_folder(self.sampler)
 
     def _after(self, finished: int, learner: Learner) -> Progress:
-        """The progress after so many finished iterations, with the code that trained them."""
-        spans = [(first, digest) for first, digest in self.progress.code if first < finished]
+        """The progress after so many finished iterations, with the code and the machines that trained them."""
+        return replace(
+            self.progress,
+            iterations=finished,
+            policy_version=learner.policy_version,
+            code=self._spans(self.progress.code, self.code, finished),
+            machines=self._spans(self.progress.machines, machine(), finished),
+        )
+
+    def _spans(self, earlier: Sequence[tuple[int, str]], latest: str, finished: int) -> list[tuple[int, str]]:
+        """What trained the finished iterations, each with its first one."""
+        spans = [span for span in earlier if span[0] < finished]
         first = min(self.finished, finished)
-        code = spans[-1][1] if spans else None
-        if first < finished and code != self.code:
-            spans.append((first, self.code))
-        version = learner.policy_version
-        return replace(self.progress, iterations=finished, policy_version=version, code=spans)
+        if first < finished and (not spans or spans[-1][1] != latest):
+            spans.append((first, latest))
+        return spans
 
 
 class RunFolder(Checkpoints):
@@ -304,19 +314,18 @@ class RunFolder(Checkpoints):
         """The iterations of the whole run; while the critic's warm-up lasts, at most."""
         return self.progress.planned(self.config)
 
-    def history(self) -> list[dict[str, float]]:
+    def history(self) -> list[Metrics]:
         """The metrics of the finished iterations."""
         return self._lines()[: self.finished]
 
     def policy_from(self, iteration: int, learner: Learner, explained: Callable[[], float]) -> int | None:
         """The first iteration that trains the policy, where its schedule begins; None while the critic's warm-up lasts.
 
-        `explained` gives `value/explained_return`, and is asked while the warm-up lasts alone. A policy that an older
-        version has trained keeps that version's schedule, which began with iteration 0.
+        `explained` gives `value/explained_return`, and is asked while the warm-up lasts alone.
         """
         first = self.progress.policy_from
         warmup = self.config.update.critic.warmup
-        if first is None and (not learner.critic or learner.policy_version):
+        if first is None and not learner.critic:
             first = 0
         elif first is None and warmup.is_over(iteration, explained()):
             first = iteration

@@ -19,10 +19,9 @@ from agent_r1.envs.shared import Shared
 from agent_r1.gpus import visible_gpus
 from agent_r1.learn import checkpoint
 from agent_r1.learn.learner import learner_of
-from agent_r1.learn.losses import Metrics
 from agent_r1.learn.memory import DEVICE_FAULTS, REMEDIES, measure
 from agent_r1.params import Params
-from agent_r1.records import Credit, Floats32, Proof, Question, Trajectory, words_of
+from agent_r1.records import Credit, Floats32, Metrics, Proof, Question, Trajectory, of_split, words_of
 from agent_r1.rollout.sampling import EngineError, EngineUnavailable
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.teaching.demonstrator import Demonstrator
@@ -50,33 +49,30 @@ Verb = Callable[..., Metrics]
 
 
 def iterate(
-    training: Training, record: watch.Record | None = None, as_task: Callable[[Verb], Verb] = lambda verb: verb
+    training: Training, record: watch.Record = watch.UNRECORDED, as_task: Callable[[Verb], Verb] = lambda verb: verb
 ) -> None:
     """The main loop, up to the run's last iteration; goes on where an earlier process was interrupted.
 
     A run that its collapse monitor stops, or whose validations get no better, is a finished run with fewer iterations.
     Metrics and alarms go to the run's folder and to the record; `as_task` wraps each verb, to show it elsewhere.
     """
-    config, folder, record = training.config, training.folder, record or watch.Unrecorded()
+    folder = training.folder
     rollout = as_task(timed(training.rollout, folder.costs, Purpose.WRITING))  # its sampling is charged already
     credit = as_task(timed(training.credit, folder.costs, Purpose.LEARNING))
     update = as_task(timed(training.update, folder.costs, Purpose.LEARNING))
     conclude = as_task(timed(training.conclude, folder.costs, Purpose.WRITING))
     validate = as_task(timed(training.validate, folder.costs, Purpose.WRITING))
-    account = watch.Account(config, training.success, folder.history())
+    account = watch.Account(training.config, training.success, folder.history())
     while leaves_work(folder):
         iteration = folder.finished
         if awaits_validation(folder):
-            validated = validate(iteration - 1)
-            record.log(validated, step=iteration - 1)  # first: the folder is not asked to validate again
-            folder.record(iteration - 1, validated)
-            logger.info("iteration %d: %s %.3f on dev questions", iteration - 1, training.success, validated[VALIDATED])
-        if is_exhausted(folder.history(), config.validation.patience):
+            keep_scores(training, record, iteration - 1, validate(iteration - 1))
+        if is_exhausted(folder.history(), training.config.validation.patience):
             folder.stop(training.learner)
         if folder.is_complete:
             return
         metrics = rollout(iteration) | credit(iteration) | update(iteration)
-        verdict = judge([*folder.history(), metrics], config, folder.rollbacks)
+        verdict = judge([*folder.history(), metrics], training.config, folder.rollbacks)
         metrics |= verdict.metrics
         folder.record(iteration, metrics)
         record.log(metrics, step=iteration)
@@ -86,6 +82,13 @@ def iterate(
         if folder.finished > iteration:  # unless the run went back
             folder.record(iteration, concluded)
             record.log(concluded, step=iteration)
+
+
+def keep_scores(training: Training, record: watch.Record, iteration: int, scores: Metrics) -> None:
+    """Gives the scores of a validation to the record and to the run's folder, which is then not asked for another."""
+    record.log(scores, step=iteration)  # before the folder has them: a kill between the two validates again
+    training.folder.record(iteration, scores)
+    logger.info("iteration %d: %s %.3f on dev questions", iteration, training.success, scores[VALIDATED])
 
 
 def leaves_work(folder: RunFolder) -> bool:
@@ -129,7 +132,7 @@ class Training:
         self._questions = questions
         demonstrator = None
         if config.rollout.demonstrate:
-            learned = [question for question in questions if question.split == "train"]
+            learned = of_split(questions, "train")
             demonstrator = Demonstrator(settings, learned, shared.index)
             demonstrator.require(learned)
         for remark in config.credit.remarks:

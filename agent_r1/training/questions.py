@@ -9,7 +9,7 @@ import numpy as np
 
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.train import TrainParams
-from agent_r1.records import Question, Trajectory
+from agent_r1.records import Metrics, Question, Trajectory, of_split
 from agent_r1.seeds import derive
 
 VALIDATED = "validation/success"
@@ -18,7 +18,7 @@ History = Sequence[Mapping[str, float]]  # the metrics of the finished iteration
 
 def require_gold_titles(questions: Iterable[Question], credit: CreditParams) -> None:
     """Raises ValueError if `progress` pays for gold passages, and a data set of the train split names none."""
-    train = [question for question in questions if question.split == "train"]
+    train = of_split(questions, "train")
     titled = {question.dataset for question in train if question.gold_titles}
     bare = [name for name in dict.fromkeys(question.dataset for question in train) if name not in titled]
     if credit.rewards.progress and bare:
@@ -58,7 +58,7 @@ def draw_unseen(questions: Sequence[Question], config: TrainParams) -> list[Ques
 
     Raises ValueError if there is no dev split, or one has fewer questions.
     """
-    dev = [question for question in questions if question.split == "dev"]
+    dev = of_split(questions, "dev")
     if not dev:
         raise ValueError("train.validation asks dev questions and none are prepared; set train.validation.every: 0")
     count = config.validation.questions
@@ -96,7 +96,7 @@ def is_due(history: History, config: TrainParams, *, complete: bool) -> bool:
     return complete or finished % period == 0
 
 
-def validation_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def validation_scores(trajectories: Sequence[Trajectory]) -> Metrics:
     """Success, and F1 where answers have one, means over the episodes that the world did not cut short."""
     rows = [row for row in trajectories if not row.aborted]
     overlaps = [row.steps[-1].rewards.get("f1") if row.steps else None for row in rows]

@@ -12,11 +12,10 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from agent_r1.credit.collapse import Alarm, alarms, is_clean
 from agent_r1.params.train import CanaryTolerance, TrainParams
-from agent_r1.records import Source, Step, Trajectory
+from agent_r1.records import Floats32, Metrics, Source, Step, Trajectory
 from agent_r1.rollout.sampling import Action, EngineError, HeldWeights
 from agent_r1.seeds import derive
 from agent_r1.weight_sums import differing
@@ -57,7 +56,7 @@ def accepted_gap(dtype: torch.dtype, tolerance: CanaryTolerance) -> tuple[str, f
 
 def prove_sampled(
     trajectories: Sequence[Trajectory],
-    learners: Sequence[NDArray[np.float32]],
+    learners: Sequence[Floats32],
     dtype: torch.dtype,
     tolerance: CanaryTolerance,
 ) -> float:
@@ -132,6 +131,9 @@ class Unrecorded:
     def rewind(self) -> None: ...
 
 
+UNRECORDED = Unrecorded()
+
+
 class RunDecision(enum.StrEnum):
     """How a run goes on after an iteration."""
 
@@ -151,7 +153,7 @@ class Verdict:
     begun: Sequence[Alarm] = ()  # signs that it shows, and not yet often enough in a row
 
     @property
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         return {"monitor/alarms": len(self.alarms), "monitor/rollbacks": self.rollbacks}
 
 

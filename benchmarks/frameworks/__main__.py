@@ -19,7 +19,7 @@ from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.learn.builtin import train_tokenizer
 from agent_r1.params import SHIPPED, load
-from agent_r1.params.env import AgentParams
+from agent_r1.params.agents import AgentParams
 from agent_r1.records import Outcome, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import PLAY

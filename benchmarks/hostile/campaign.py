@@ -20,6 +20,9 @@ from benchmarks.hostile import (
     data_files,
     dialects,
     endpoints,
+    gateway,
+    imports,
+    index_files,
     leftovers,
     names,
     parameters,
@@ -35,8 +38,9 @@ KINDS: tuple[type[Kind], ...] = (
     parameters.Values, parameters.Texts, data_files.Texts, data_files.Parquet, stored.Tables, stored.Checkpoints,
     texts.Actions, texts.Chats, servers.SearchAnswers, servers.EngineAnswers, servers.Loopback,
     servers.SearchRequests, servers.CutOff, servers.GuardedRequests, endpoints.EndpointAnswers,
-    endpoints.AgentRequests, dialects.Dialects, names.Tags, names.Listings, names.Names, names.Addresses,
-    leftovers.Leftovers, schemas.ToolSchemas,
+    endpoints.AgentRequests, dialects.Dialects, gateway.GatewayRequests, index_files.IndexFiles, index_files.DenseFiles,
+    index_files.Prebuilts, names.Tags, names.Listings, names.Names, names.Addresses, leftovers.Leftovers,
+    schemas.ToolSchemas, imports.Imports,
 )  # fmt: skip
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _SPARE_MIB = 4096  # that may be reserved, and is not used

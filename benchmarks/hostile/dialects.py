@@ -59,11 +59,14 @@ _MESSAGES = {
     "output_config": {"format": _FORM},
     "stop_sequences": ["x"],
 }
-_STORED: dict[str, list[dict[str, Any]]] = {
+HONEST: tuple[dict[str, Any], ...] = tuple(  # a body of each dialect
+    {"model": "policy", "stream": True, "temperature": 0.5, **body} for body in (_CHAT, _RESPONSES, _MESSAGES)
+)
+STORED: dict[str, list[dict[str, Any]]] = {
     "resp_1": [{"role": "user", "content": "Who?"}],
     "msg_1": [{"role": "assistant", "content": "I."}],
 }
-_REPLY = Reply("1", "policy", "Hm.", "I.", [ToolCall("c1", "search", {})], cut=False, stop=None, read=9, sampled=3)
+_REPLY = Reply("1", "policy", ["Hm."], "I.", [ToolCall("c1", "search", {})], cut=False, stop=None, read=9, sampled=3)
 
 
 class Sent(NamedTuple):
@@ -80,11 +83,12 @@ class Dialects(Kind):
 
     def make(self, rng: Random) -> Sent:
         number = rng.randrange(len(DIALECTS))
-        honest = {"model": "policy", "stream": True, "temperature": 0.5, **(_CHAT, _RESPONSES, _MESSAGES)[number]}
-        return Sent(DIALECTS[number], as_bytes(as_json(mutated(honest, rng, rng.choice((0, 1, 1, 2))), rng), rng))
+        return Sent(
+            DIALECTS[number], as_bytes(as_json(mutated(HONEST[number], rng, rng.choice((0, 1, 1, 2))), rng), rng)
+        )
 
     def judge(self, made: Sent) -> None:
-        request = made.dialect.read(made.body, _STORED)
+        request = made.dialect.read(made.body, STORED)
         offered(request.spelled_schemas)
         for message in request.messages:
             require(message.role in ("system", "user", "assistant", "tool"), f"a message of {message.role}")

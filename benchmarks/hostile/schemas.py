@@ -16,7 +16,7 @@ from agent_r1.http.dialects.chat import ChatCompletions
 from agent_r1.http.dialects.conversation import Refused
 from agent_r1.learn.builtin import train_tokenizer
 from agent_r1.params import SHIPPED, load
-from agent_r1.params.env import AgentParams
+from agent_r1.params.agents import AgentParams
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import PLAY
 from agent_r1.rollout.sampling import Action, Request

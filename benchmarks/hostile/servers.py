@@ -23,13 +23,14 @@ from starlette.testclient import TestClient
 from agent_r1.http.client import MAX_ANSWER_BYTES, Answer, Client
 from agent_r1.http.endpoint import ENDPOINT_KEY, Endpoint
 from agent_r1.http.guard import Guard
+from agent_r1.params.search import RemoteParams
 from agent_r1.params.sections import LOOPBACK
-from agent_r1.params.stages import RemoteParams, ServerParams
+from agent_r1.params.stages import ServerParams
 from agent_r1.rollout.engine_wire import Description
 from agent_r1.rollout.sampling import Actor, EngineError, Request
 from agent_r1.rollout.server_engine import StockServer
 from agent_r1.search.remote import Health, RemoteIndex, SearchRequest
-from agent_r1.search.server import create_app
+from agent_r1.serving.search_server import create_app
 from agent_r1.serving.wire import Event
 from benchmarks.hostile.kind import Defect, Kind, Refused, require
 from benchmarks.hostile.mutations import as_bytes, as_json, mutated, odd_text, odd_value

@@ -45,8 +45,9 @@ search, limits, learning rate and threads. TRL samples with transformers: on a C
 The project's iterations hold their proof, their tables and their checkpoint; TRL writes nothing.
 
 `all trajectories trained` takes one optimiser step over all of them, as TRL does. `as shipped` takes two, and leaves
-out what has no gradient. Figures are medians of the laps; `others'` is how many cores anything else had meanwhile:
-where that is more than next to nothing, seconds tell little, and CPU seconds tell what there is to tell."""
+out what has no gradient. `packed` computes once what trajectories share. A trained token is one of a trajectory that a
+step learned from; all of TRL's count. Figures are medians of the laps; `others'` is how many cores anything else had
+meanwhile: where that is more than next to nothing, seconds tell little, and CPU seconds tell what there is to tell."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +59,7 @@ class Lap:
     others_s: float  # CPU seconds of everything else
     trajectories: int
     tokens: int  # of the trajectories, prompts included
-    trained_share: float  # of the trajectories
+    trained_tokens: int  # of those that an optimiser step learned from
     success: float  # the share of right answers
 
     def is_clean(self, quiet: float) -> bool:
@@ -150,22 +151,23 @@ def _row(own: Sequence[Lap], first: Sequence[Lap]) -> dict[str, str]:
         return median(map(figure, laps))
 
     def rate(lap: Lap) -> float:
-        return lap.trajectories / lap.seconds
+        return lap.trained_tokens / lap.seconds
 
     def work(lap: Lap) -> float:
-        return lap.trajectories / lap.cpu_s
+        return lap.trained_tokens / lap.cpu_s
 
     return {
-        "trajectories/s": f"{of(rate):.1f}",
+        "trained tokens/s": f"{of(rate):,.0f}",
         "to the first": f"{of(rate) / of(rate, first):.1f}",
-        "per CPU second": f"{of(work):.1f}",
+        "per CPU second": f"{of(work):,.0f}",
         "to the first's": f"{of(work) / of(work, first):.1f}",
         "seconds": f"{of(lambda lap: lap.seconds):.1f}",
         "CPU seconds": f"{of(lambda lap: lap.cpu_s):.1f}",
         "cores busy": f"{of(lambda lap: lap.cpu_s / lap.seconds):.2f}",
         "others'": f"{of(lambda lap: lap.others_s / lap.seconds):.2f}",
         "tokens": f"{of(lambda lap: lap.tokens):,.0f}",
-        "trained": f"{of(lambda lap: lap.trained_share):.0%}",
+        "trained": f"{of(lambda lap: lap.trained_tokens / lap.tokens):.0%}",
+        "trajectories": f"{of(lambda lap: lap.trajectories):,.0f}",
         "right": f"{of(lambda lap: lap.success):.0%}",
         "laps": str(len(own)),
     }
@@ -183,7 +185,7 @@ def about() -> dict[str, str]:
 def page(measured: Mapping[str, str], laps: Mapping[str, Sequence[Lap]]) -> str:
     """The race in Markdown."""
     said = ", ".join(f"{name} {what}" for name, what in measured.items())
-    return f"{TITLE}\n\n{SAID}\n\n## Trajectories a second\n\n{said}.\n\n{table(laps)}\n"
+    return f"{TITLE}\n\n{SAID}\n\n## Trained tokens a second\n\n{said}.\n\n{table(laps)}\n"
 
 
 def store(folder: Path, laps: Mapping[str, Sequence[Lap]]) -> None:

@@ -112,7 +112,7 @@ def vllm_reads(parser: str, chat: Chat, text: str) -> list[ParsedCall]:
     from vllm.tool_parsers import ToolParserManager
 
     request = ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "u"}], tools=TOOLS)
-    reader = ToolParserManager.get_tool_parser(parser)(chat._tokenizer, request.tools)
+    reader = ToolParserManager.get_tool_parser(parser)(chat.tokenizer, request.tools)
     calls = [call.function for call in reader.extract_tool_calls(text, request).tool_calls]
     return [ParsedCall(call.name, object_of(call.arguments) or {}) for call in calls]
 

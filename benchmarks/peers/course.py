@@ -19,14 +19,20 @@ _SHAPE: dict[str, Any] = {"runs": {RUN: {"rollout": {"questions": 24}}}}
 # A price per token that is next to nothing, so that no group's advantages are all 0 and every trajectory is trained; in
 # one optimiser step, as TRL takes it.
 _ALL_TRAINED: dict[str, Any] = {"credit": {"rewards": {"length": 1e-3}}, "update": {"minibatches": 1}}
+_PACKED: dict[str, Any] = {"packing": True}  # what trajectories begin with alike is computed once
 _AHEAD: dict[str, Any] = {"rollout": {"ahead": 1}}
 _REPLICAS: dict[str, Any] = {"vllm": {"replicas": 2}}
 CONTENDERS: dict[str, dict[str, Any]] = {  # what is other than in params.yaml; the first is TRL
     f"TRL {TRL}": {},
     "all trajectories trained": {"runs": {RUN: _ALL_TRAINED}},
     "as shipped": {},
-    "all trained, one step ahead, two replicas": {"runs": {RUN: _ALL_TRAINED | _AHEAD}, "engine": _REPLICAS},
-    "one step ahead, two replicas": {"runs": {RUN: _AHEAD}, "engine": _REPLICAS},
+    "all trained, packed": {"runs": {RUN: _ALL_TRAINED}, "model": _PACKED},
+    "as shipped, packed": {"model": _PACKED},
+    "all trained, packed, one step ahead, two replicas": {
+        "runs": {RUN: _ALL_TRAINED | _AHEAD},
+        "model": _PACKED,
+        "engine": _REPLICAS,
+    },
 }
 FIRST = next(iter(CONTENDERS))
 
@@ -42,9 +48,8 @@ def await_turn() -> None:
         sys.exit(0)
 
 
-def tell_lap(*, trajectories: int, tokens: int, trained_share: float, success: float) -> None:
-    """Says that a lap is over, and what was done in it."""
-    done = {"trajectories": trajectories, "tokens": tokens, "trained_share": trained_share, "success": success}
+def tell_lap(**done: float) -> None:
+    """Says that a lap is over, and what was done in it, as `Lap` has it."""
     print(f"{_LAP}{json.dumps(done)}", flush=True)
 
 

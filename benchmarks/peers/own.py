@@ -36,7 +36,7 @@ def in_turns(run: RunFolder) -> Callable[[Verb], Verb]:
                 tell_lap(
                     trajectories=len(rows),
                     tokens=sum(len(each.token_ids) for each in rows),
-                    trained_share=metrics["update/trained_share"],
+                    trained_tokens=int(metrics["update/tokens"]),
                     success=metrics["rollout/success"],
                 )
             return made

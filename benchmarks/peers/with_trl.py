@@ -23,7 +23,7 @@ from agent_r1.answers import exact_match
 from agent_r1.envs.tool_env import SYSTEM
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, RunId
-from agent_r1.records import Question
+from agent_r1.records import Question, of_split
 from agent_r1.search.index import Cached, open_index
 from agent_r1.tables import read_rows
 from agent_r1.tools.search import render_passages
@@ -54,7 +54,7 @@ class Turns(TrainerCallback):
         tell_lap(
             trajectories=len(self.tokens),
             tokens=sum(self.tokens),
-            trained_share=1.0,
+            trained_tokens=sum(self.tokens),
             success=sum(self.rewards) / len(self.rewards),
         )
 
@@ -100,7 +100,7 @@ def search_of(index: Cached, top_k: int) -> Any:
 def rows_of(settings: Params, tokenizer: PreTrainedTokenizerFast, tools: Sequence[Any]) -> list[dict[str, Any]]:
     """The questions of all iterations, in their order."""
     run, rows = settings.run(RunId(RUN)), list[dict[str, Any]]()
-    questions = [each for each in read_rows(settings.places.questions, Question) if each.split == "train"]
+    questions = of_split(read_rows(settings.places.questions, Question), "train")
     for iteration in range(run.iterations):
         for each in draw(questions, run.rollout.questions, iteration=iteration, seed=run.seed):
             prompt = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": each.text}]

@@ -14,7 +14,7 @@ from typer import Argument, Option
 from agent_r1 import params
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import Baseline, Budget, Protocol
-from flows.commands.options import Label, OfPolicy, Served, Sweep, app, completed_overlays, completed_runs
+from flows.commands.options import Imported, Label, OfPolicy, Served, Sweep, app, completed_overlays, completed_runs
 from flows.stage import report_to_own_server, run_stage
 from flows.terminal import show
 
@@ -29,7 +29,7 @@ def prepare() -> None:
 
     settings = params.load()
     settings.require_watched()
-    write(settings.prepare, settings.places.prepared)
+    write(settings.prepare, settings.places.prepared, searched=settings.search.own_passages)
 
 
 app.command("prepare", rich_help_panel=PANEL, help="Writes questions and passages.")(lambda: run_stage(prepare))
@@ -121,10 +121,17 @@ def report(
     over: Annotated[
         Budget | None, Option(help="Draws curves over this, in place of iterations; in outputs/report_beside.")
     ] = None,
+    imported: Imported = None,
 ) -> None:
     """Compares the runs that were evaluated."""
+    from flows.imported import report_imported
     from flows.report import report as stage
 
+    if imported and (sweep or beside or over):
+        raise ValueError("--imported has a report of its own; leave out --sweep, --beside and --over")
+    if imported:
+        run_stage(report_imported, patterns=imported)
+        return
     run_stage(stage, sweep=sweep or "", beside=beside, over=over)
 
 
@@ -135,7 +142,7 @@ def pipeline(
         str, Option(metavar="NAME", help="Its workers make the stages that compute; see `agent-r1 worker`.")
     ] = "",
 ) -> None:
-    """Runs the stages that are out of date, as one Prefect flow."""
+    """Runs stages that are out of date as one Prefect flow."""
     report_to_own_server()
     from flows.pipeline import run_pipeline
 
@@ -168,7 +175,7 @@ def new(
         Option("--set", metavar="KEY=VALUE", help="Of a project: parameters on top; may be given again."),
     ] = None,
 ) -> None:
-    """Begins a project, tool, reward, world or data of your own."""
+    """Begins a project, tool, reward, world or data."""
     from flows.new import begin, write_examples
     from flows.project import begin_project
 
@@ -184,7 +191,7 @@ def new(
 def update(
     yes: Annotated[bool, Option("--yes", help="Also does it, without asking.")] = False,
 ) -> None:
-    """Brings a project of your own up to the installed package."""
+    """Brings your project up to the installed package."""
     from flows.update import plan, take
 
     changes = plan()

@@ -14,9 +14,9 @@ from typer import Argument, Option
 
 from agent_r1 import params
 from agent_r1.files import write_text
-from agent_r1.params.places import RunId
+from agent_r1.params.places import IMPORTED, RunId
 from flows.commands import options
-from flows.commands.options import Label, Model, OfPolicy, Served, Sweep, Temperature, Word, app
+from flows.commands.options import Imported, Label, Model, OfPolicy, Served, Sweep, Temperature, Word, app
 from flows.made_of import SHIPPED
 from flows.stage import run_stage
 from flows.terminal import show
@@ -34,6 +34,7 @@ SomeIterations = Annotated[
 ]
 RECIPES = SHIPPED / "recipes"
 PATIENCE_S = 600.0  # with a served agent, for one answer
+Form = Literal["verl", "trl", "verifiers", "nemo_gym", "atif", "openai"]
 NARROW = ("agent", "all", "greedily")  # columns
 INTERVAL = re.compile(r"(\d\.\d+) \[(\S+), (\S+)\]")
 NEXT = """\
@@ -54,8 +55,6 @@ def results(
     """Prints the head of the last report."""
     from rich.markdown import Markdown
 
-    from agent_r1.harmless import harmless_lines
-
     settings = params.load()
     page = settings.places.report(sweep or "") / "report.md"
     if not page.exists():
@@ -65,22 +64,31 @@ def results(
     if html:
         from agent_r1.inspection.report_page import report_page
 
-        text = ""
-        if best:
-            viewer = settings.places.page(best)
-            if not viewer.exists():
-                raise ValueError(f"{viewer} is not there to be part of it; `agent-r1 view {best.word}` makes it")
-            text = viewer.read_text()
-        write_text(html, report_page(page.parent, text))
+        write_text(html, report_page(page.parent, _viewer(settings, best) if best else ""))
         return
-    _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
-    tables = [part for part in parts if part.startswith("|")][:1]
-    blocks = [about, *(tables if whole else map(_narrow, tables))]
-    costs = page.with_name("costs.md")
-    blocks += harmless_lines(costs.read_text()).split("\n\n")[1:] if whole and costs.exists() else []
     agent = "the best run of the report" if best else "the untrained warm start"
     commands = NEXT.format(page=page, agent=agent, word=f" {best.word}" if best else "")
-    show(Markdown("\n\n".join([*blocks, commands])))
+    show(Markdown("\n\n".join([*_head(page, whole=whole), commands])))
+
+
+def _head(page: Path, *, whole: bool) -> list[str]:
+    """The paragraph and the table with which a report begins; the `whole` table, with the costs, or what a line has."""
+    from agent_r1.harmless import harmless_lines
+
+    _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
+    tables = [part for part in parts if part.startswith("|")][:1]
+    if not whole:
+        return [about, *map(_narrow, tables)]
+    costs = page.with_name("costs.md")
+    return [about, *tables, *(harmless_lines(costs.read_text()).split("\n\n")[1:] if costs.exists() else [])]
+
+
+def _viewer(settings: params.Params, run: RunId) -> str:
+    """The page of a training's trajectories. Raises ValueError, with the command that makes it, if there is none."""
+    viewer = settings.places.page(run)
+    if not viewer.exists():
+        raise ValueError(f"{viewer} is not there to be part of it; `agent-r1 view {run.word}` makes it")
+    return viewer.read_text()
 
 
 def _narrow(table: str) -> str:
@@ -136,8 +144,6 @@ def chat(
     from agent_r1.http.endpoint import Endpoint
     from agent_r1.serving.conversation import chat as talk
     from agent_r1.serving.conversation import introduction, local_answerer, remote_answerer
-    from flows.operation.answering import agent_of
-    from flows.policies import policy_of
 
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
@@ -151,6 +157,9 @@ def chat(
         remote = Endpoint(endpoint, timeout_s=PATIENCE_S)
         talk(remote_answerer(remote, policy or None), question)
         return
+    from flows.operation.answering import agent_of  # torch and MLflow take seconds
+    from flows.policies import policy_of
+
     settings = params.load()
     acting_policy = policy_of(settings, policy)
     title = acting_policy.title if policy else f"{acting_policy.title}, untrained (`chat RUN` asks a run),"
@@ -194,31 +203,24 @@ def profile(
     The policy that it begins with, chance and a solver play: shows their success, in how many groups of samples the
     returns differ, tokens and time.
     """
-    from agent_r1.envs.kinds import require_playable
-    from agent_r1.inspection.profile import players_of, profile_tables, training_questions
-    from agent_r1.records import Question
-    from agent_r1.tables import read_rows
+    from agent_r1.evaluation.protocols import training_questions
+    from agent_r1.inspection.profile import players_of, profile_tables
     from flows.policies import policy_of
     from flows.stage import accelerator
     from flows.terminal import counted
 
-    settings = params.load()
     label = RunId.meant(run)
-    train = settings.run(label)
-    settings = settings.of(label)
+    settings = params.load().of(label)
     sampled = settings.evaluate.model_copy(update={"samples": samples, "temperature": 1.0})
     settings = settings.model_copy(update={"evaluate": sampled})
-    drawn = training_questions(read_rows(settings.places.questions, Question), questions, sampled.seed)
-    require_playable(drawn, settings.env)
+    drawn = training_questions(settings, questions)
     policy = policy_of(settings, model)
-    _, chat = policy.read(settings)
-    base = policy.base_model(settings)
+    chat = policy.chat(settings)
+    weights = policy.weights(settings)
     lock = accelerator(settings.operate.side_by_side, settings.engine.gpus)
     with lock, counted("playing", samples * len(drawn)) as on_end:
-        players = players_of(
-            settings, drawn, chat, lambda exam: exam.by_policy(policy.path, policy.updates, base, on_end)
-        )
-    show(*profile_tables(players, drawn, train, settings))
+        players = players_of(settings, drawn, chat, lambda exam: exam.by_policy(weights, on_end))
+    show(*profile_tables(players, drawn, settings.run(label), settings))
 
 
 @app.command("plan", rich_help_panel=PANEL)
@@ -226,13 +228,17 @@ def plan_sweep(
     seeds: Annotated[int, Option(min=0, max=1000, help="Of each run; 0: as in `ablations`.")] = 0,
     questions: Annotated[int, Option(min=0, help="0: as in `evaluate`, or as many as the evidence has.")] = 0,
     samples: Annotated[int, Option(min=0, help="Of each question; 0: as in `evaluate`.")] = 0,
+    imported: Imported = None,
 ) -> None:
     """Says how small a difference a sweep can show."""
     from rich.markdown import Markdown
 
     from agent_r1.evaluation.plan import plan
+    from flows.imported import evaluations_of, imported_runs
 
-    show(Markdown(plan(params.load(), seeds, questions, samples)))
+    settings = params.load()
+    runs = evaluations_of(settings, imported_runs(settings, imported)) if imported else None
+    show(Markdown(plan(settings, seeds, questions, samples, runs)))
 
 
 @app.command("view", cls=OfPolicy, rich_help_panel=PANEL)
@@ -253,12 +259,14 @@ def health(run: Label) -> None:
     """Names the failures of a training, by their cost."""
     from agent_r1.inspection.health import audit
     from agent_r1.inspection.printed import health_tables
-    from agent_r1.inspection.stored import StoredRun
+    from agent_r1.inspection.stored import ImportedRun, open_run
 
     run_id = RunId.meant(run)
     settings = params.load().of(run_id)
-    stored = StoredRun(run_id.run, settings.places.training(run_id), settings.places.warm_start)
-    kinds = audit(stored, settings.run(run_id).credit, settings.env.max_tokens)
+    stored, config = open_run(settings, run_id)
+    kinds = audit(stored, config.credit, settings.env.max_tokens)
+    if isinstance(stored, ImportedRun):
+        show(f"{run_id.label}: {stored.about}.")
     show(*health_tables(kinds, run_id, settings.places.page(run_id)))
 
 
@@ -311,7 +319,7 @@ def replay(
     folder: Annotated[Path | None, Option(help="Of the run's files, if not outputs/train/RUN.")] = None,
     gradient: Annotated[bool, Option("--gradient/--no-gradient", help="Or compares credit alone.")] = True,
 ) -> None:
-    """Credits stored trajectories again, under other settings too.
+    """Credits stored trajectories under other settings.
 
     The settings are those of other runs, or changed values. Nothing is written, and nothing is sampled.
     """
@@ -323,7 +331,8 @@ def replay(
     settings = params.load()
     run_id = RunId.meant(run)
     numbers = iterations or []
-    compared = stored.configurations(settings, run_id, others or [], changes or [], teacher_of(settings, run_id))
+    teacher = "" if run_id.sweep == IMPORTED else teacher_of(settings, run_id)
+    compared = stored.configurations(settings, run_id, others or [], changes or [], teacher)
     replays = stored.replay(settings, run_id, compared, folder=folder, iterations=numbers, with_gradient=gradient)
     show(*replay_tables(replays))
 
@@ -338,3 +347,45 @@ def lineage(
     from flows.operation.lineage import lineage as tree_of
 
     show(tree_of(model))
+
+
+@app.command("import", rich_help_panel=PANEL)
+def import_rollouts(
+    path: Annotated[str, Argument(help="A file, a folder, or a pattern in quotation marks, of another trainer.")],
+    name: Annotated[
+        str, Option("--as", metavar="NAME", help="Such as grpo-seed3. A * has what the one in PATH stands for.")
+    ],
+    form: Annotated[Form | None, Option("--format", help="Else as the first row looks.")] = None,
+    success: Annotated[str, Option(metavar="FIELD", help="Says what is right, by 1 or 0; or FIELD>=0.5.")] = "reward",
+    reward: Annotated[
+        list[str] | None, Option(metavar="FIELD", help="Adds up to the reward, in place of the format's own.")
+    ] = None,
+    tokenizer: Annotated[
+        str, Option(metavar="FOLDER", help="Or hub id: of the model whose ids are in the files.")
+    ] = "",
+) -> None:
+    """Takes over rollouts that another trainer wrote.
+
+    They lie in outputs/imported/NAME then, and `imported/NAME` names them: to view, health, compare, report, plan,
+    replay and promote.
+    """
+    from agent_r1.imported.store import Choices
+    from flows.imported import import_runs
+
+    run_stage(
+        import_runs, path=path, name=name, choices=Choices(form or "", success, reward or []), tokenizer=tokenizer
+    )
+
+
+@app.command("export-trajectories", rich_help_panel=PANEL)
+def export_trajectories(
+    name: Annotated[str, Argument(help="Such as imported/grpo-seed3.")],
+    into: Annotated[Path, Option("--to", metavar="FILE", help="JSON lines; not there yet.")],
+    form: Annotated[Literal["openai", "atif"], Option("--format", help="Chat messages, or ATIF.")] = "openai",
+) -> None:
+    """Writes an imported run's trajectories for others."""
+    from agent_r1.imported.exported import export
+
+    run = RunId.parse(name.removeprefix(f"{IMPORTED}/"), IMPORTED)
+    count = export(params.load().places.training(run), form, into)
+    show(f"{count} trajectories are in {into}")

@@ -16,6 +16,7 @@ from flows.stage import report_to_own_server
 
 PANEL = "Operate"
 SERVERS = "Serve"
+Host = Annotated[str, Option(help="Another than this machine's own needs AGENT_R1_ENDPOINT_KEY.")]
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,9 @@ def promote(
     ],
     first: Annotated[bool, Option("--first", help="Makes it the first champion, compared with nothing.")] = False,
     anyway: Annotated[bool, Option("--anyway", help="Also if the world cut episodes short.")] = False,
+    against: Annotated[
+        str, Option(metavar="IMPORTED", help="Decides about imported/NAME against this one; nothing is registered.")
+    ] = "",
 ) -> None:
     """Makes a challenger the champion, if it is better.
 
@@ -34,6 +38,15 @@ def promote(
     """
     from flows.operation.promote import promote_here
 
+    if against:
+        from rich.markdown import Markdown
+
+        from agent_r1.evaluation.verdicts import decision_table
+        from flows.imported import decide_imported
+        from flows.terminal import show
+
+        show(Markdown(decision_table(decide_imported(challenger, against, anyway=anyway))))
+        return
     promote_here(challenger, first=first, anyway=anyway)
 
 
@@ -71,7 +84,7 @@ def export(
         str, Option(metavar="ORG/NAME", help="On the Hub, which takes it with HF_TOKEN; a new one is private.")
     ] = "",
 ) -> None:
-    """Writes a policy as a folder for others, with a model card."""
+    """Writes a policy as a folder with a model card."""
     from flows.operation import export as exports
     from flows.policies import policy_of
 
@@ -108,7 +121,7 @@ def fit(
     gpu: Annotated[int, Option(metavar="GIB", min=1, max=4096, help="Memory of a GPU.")],
     gpus: Annotated[int, Option(min=1, max=4096, help="That share the learner.")] = 1,
 ) -> None:
-    """Says which overlays fit a model and a GPU, by an estimate."""
+    """Estimates which overlays fit a model and a GPU."""
     from flows.operation.fit import show_fits
 
     show_fits(model, gpu, gpus)
@@ -173,7 +186,7 @@ def serving(
     only_mlflow: Annotated[bool, Option("--only-mlflow", help="The MLflow UI alone.")] = False,
     auth: Annotated[Literal["on", "off"], Option(help="Whether Prefect and MLflow ask for a password.")] = "on",
 ) -> None:
-    """Brings up Prefect, its worker and MLflow on this machine."""
+    """Brings up Prefect, its worker and MLflow here."""
     from flows.operation.serving import serve, show_mlflow
 
     if only_mlflow:
@@ -186,7 +199,7 @@ def serving(
 def serve_agent(
     policy: Word = "",
     temperature: Temperature = 0.0,
-    host: Annotated[str, Option(help="Another than this machine's own needs AGENT_R1_ENDPOINT_KEY.")] = HOST,
+    host: Host = HOST,
     port: int = 8710,
 ) -> None:
     """Serves an agent with its tools, for OpenAI's clients.
@@ -216,7 +229,7 @@ def serve_agent(
 def serve_policy(
     policy: Word = "",
     temperature: Temperature = 0.0,
-    host: Annotated[str, Option(help="Another than this machine's own needs AGENT_R1_ENDPOINT_KEY.")] = HOST,
+    host: Host = HOST,
     port: int = 8711,
     agent: Annotated[
         str | None, Option(metavar="NAME", help="Under env.agents; without it, the env.agent it was trained with.")
@@ -239,10 +252,7 @@ def serve_policy(
     declaration = declared_as(agent, trained_settings.env)
     if warning := open_to_all(ENDPOINT_KEY, host, "ask it"):
         logger.warning(warning)
-    base = acting_policy.base_model(settings)
-    with open_policy(
-        trained_settings, acting_policy.path, acting_policy.updates, beneath=base, temperature=temperature
-    ) as (engine, chat):
+    with open_policy(trained_settings, acting_policy.weights(settings), temperature) as (engine, chat):
         serve(engine, chat, trained_settings.env, declaration, host=host, port=port)
 
 
@@ -258,6 +268,6 @@ def serve_search(
     ] = None,
 ) -> None:
     """Serves an index to the searches of other machines."""
-    from agent_r1.search.server import serve
+    from agent_r1.serving.search_server import serve
 
     serve(index, host, port, name or [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 from glob import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from agent_r1 import params
 from agent_r1.params.places import REPRO
+from agent_r1.surroundings import execute_without_secrets
 from flows.made_of import SHIPPED
 from flows.stage import prepare_process, started_by_another
 
@@ -66,7 +68,9 @@ app = typer.Typer(help=ABOUT, no_args_is_help=True, cls=Hyphened)
 
 @app.callback()
 def prepared() -> None:
-    prepare_process()
+    settings = prepare_process()
+    if settings and settings.env.agents:
+        execute_without_secrets([sys.executable, "-m", "flows", *sys.argv[1:]])
 
 
 def completed_runs(incomplete: str) -> list[str]:
@@ -95,6 +99,10 @@ _POLICY = Argument(
 Word = Annotated[str, _POLICY]
 
 Sweep = Annotated[Literal["ablations"] | None, Option(help="Of this sweep of params.yaml, with places of its own.")]
+Imported = Annotated[
+    list[str] | None,
+    Option(metavar="PATTERN", help="In place of it, imported runs such as 'grpo-seed*'; may be given again."),
+]
 Model = Annotated[str, Option(metavar="POLICY", help="Plays in place of the run's own.")]
 Served = Annotated[
     str | None,

@@ -26,8 +26,7 @@ def agent_of(policy: Policy, settings: params.Params, temperature: float) -> Abs
     """
     trained_settings = policy.as_trained(settings)
     require_own(trained_settings.env)
-    base = policy.base_model(settings)
-    return open_agent(trained_settings, policy.path, policy.updates, beneath=base, temperature=temperature)
+    return open_agent(trained_settings, policy.weights(settings), temperature)
 
 
 @contextmanager

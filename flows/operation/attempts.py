@@ -30,12 +30,11 @@ def keep(run: RunId) -> None:
     """
     settings = params.load().of(run)
     path = settings.places.training(run)
-    config = settings.run(run)
     start = read_start(path)
     record = checkpoint.peek(path / "checkpoint")
-    if not start or not record or not record.is_complete(config):
+    if not start or not record or not record.is_complete(settings.run(run)):
         raise ValueError(f"{path} is not complete; `agent-r1 train {run.word}` trains it, or goes on")
-    identity = Identity.of(settings, config, start.inputs, code_of("train"))
+    identity = Identity.of(settings, settings.run(run), start.inputs, code_of("train"))
     if reason := identity.refusal(path, complete=False):
         raise ValueError(f"{reason}; go back to that, or let it be trained anew: it is not the code alone")
     with trained_alone(path):

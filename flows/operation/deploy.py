@@ -47,6 +47,7 @@ from flows.terminal import speak
 
 EVALUATIONS = ("evaluation/nightly", "evaluation/after-training")
 CONCURRENCY_LIMIT = 1  # runs at the same time; stages of one machine would wait for its accelerator anyway
+OWN_RESULTS = "agent_r1.replaced.keep_results_own"  # before Prefect looks at the state of the run, as in prefect.yaml
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SILENCE_S = 75  # a bit more than two heartbeats of a flow run; prefect.toml sets their interval
 _SILENT = f"No sign of life for {SILENCE_S} s: its process is gone"
@@ -283,7 +284,7 @@ def offer(client: SyncPrefectClient, pool: WorkPoolCreate) -> None:
         work_pool_name=pool.name,
         path=".",
         entrypoint="flows.operation.deploy.errand",
-        pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": "."}}],
+        pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": "."}}, {OWN_RESULTS: {}}],
         parameter_openapi_schema=parameter_schema(errand).model_dump_for_openapi(),
         enforce_parameter_schema=True,
     )

@@ -152,8 +152,7 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> S
     prepared = settings.prepare.datasets
     if dataset is not None and dataset not in prepared:
         raise ValueError(f"no data set is prepared called {dataset!r}{nearest(dataset, prepared)}")
-    champion = f"{SCHEME}{settings.places.model}@{registry.CHAMPION}"
-    versions = [version_of(model, settings) for model in models or [champion]]
+    versions = _versions(models, settings)
     summaries, drifts = zip(*(_evaluated(version, dataset, settings) for version in versions), strict=True)
     beyond = [explain(change, SHOWN) for change in drifts if change and change.beyond]
     if beyond:
@@ -162,6 +161,12 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> S
     verdicts = [*_decide(challengers, asking=bool(settings.promote.yes_within_h))]
     _show_pages([version for version in challengers if in_training(version)])
     return Completed(message="; ".join([*summaries, *verdicts]))
+
+
+def _versions(models: Sequence[str] | None, settings: Params) -> list[registry.Version]:
+    """The registered versions of those names; for None the champion."""
+    champion = f"{SCHEME}{settings.places.model}@{registry.CHAMPION}"
+    return [version_of(model, settings) for model in models or [champion]]
 
 
 def expired() -> State[None] | None:

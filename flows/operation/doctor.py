@@ -114,7 +114,7 @@ def parameters() -> str:
     settings.require_watched()
     for run in map(RunId, [*settings.repro_runs, *settings.ablations.runs]):
         require_own(settings.of(run).env)
-        own.load(settings.run(run).credit.rewards)
+        own.functions(settings.run(run).credit.rewards)
     return f"params.yaml is valid, {len(settings.runs)} runs"
 
 

@@ -15,17 +15,19 @@ from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from agent_r1 import tracking
+from agent_r1.envs.base import Env
 from agent_r1.envs.kinds import attempts_at, openings
 from agent_r1.envs.shared import Shared
-from agent_r1.evaluation.comparison import decoding, latest_folder, read_scores
+from agent_r1.evaluation.comparison import POLICY, decoding, latest_folder, read_hashes, read_scores
 from agent_r1.evaluation.scores import BASELINES, SUCCESS, in_words
-from agent_r1.files import model_hash, replaced_folder
+from agent_r1.files import EVALUATION_HASHES, model_hash, replaced_folder
 from agent_r1.harmless import in_markdown
 from agent_r1.identity import read_start
 from agent_r1.learn import checkpoint
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
-from agent_r1.records import Question, words_of
+from agent_r1.params.env import EnvParams
+from agent_r1.records import Metrics, Question, words_of
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
@@ -90,6 +92,7 @@ def model_card(settings: Params, policy: Policy, license_name: str, prompt: tupl
     base = settings.model.path
     dataset = settings.prepare.dataset
     scores = scores_of(settings, policy)
+    folder = _evaluation_of(settings, policy)
     word = words_of(read_rows(settings.places.questions, Question)).right if scores else ""
     measure = word.replace(" ", "_")
     about = ModelCardData(
@@ -107,7 +110,7 @@ def model_card(settings: Params, policy: Policy, license_name: str, prompt: tupl
         title=in_markdown(policy.title),
         base=f", from {in_markdown(base)}" if base else ", from a small model that was made for it",
         scored="\n".join(f"- {name}: {in_words(row, word)}" for name, row in scores.items()) or NOT_SCORED,
-        answered=decoding(_hashes(_evaluation_of(settings, policy))).capitalize(),
+        answered=decoding(read_hashes(folder) if folder else {}).capitalize(),
         dataset=dataset,
         made="\n".join(f"- {name}: {in_markdown(value)}" for name, value in made_of(settings, policy).items() if value),
         prompt=prompt[0],
@@ -116,7 +119,7 @@ def model_card(settings: Params, policy: Policy, license_name: str, prompt: tupl
     return ModelCard(f"---\n{about.to_yaml()}\n---\n\n{text}")
 
 
-def scores_of(settings: Params, policy: Policy) -> dict[str, dict[str, float]]:
+def scores_of(settings: Params, policy: Policy) -> dict[str, Metrics]:
     """The headlines of a policy's latest evaluation, and of baselines with the same questions; {} without one."""
     places = settings.places
     own_folder = _evaluation_of(settings, policy)
@@ -156,11 +159,8 @@ def made_of(settings: Params, policy: Policy) -> dict[str, str]:
 def prompt_of(settings: Params, policy: Policy) -> tuple[str, str]:
     """The first data set's opening, as JSON that ends no code block, and a tool's message, as Python."""
     env = policy.as_trained(settings).env
-    places = settings.places
-    questions = read_rows(places.questions, Question)[:1]
     dialect = Chat(load_tokenizer(policy.path)).template.dialect
-    with Shared(env, open_index(settings.search, places.passages, places.index)) as shared:
-        [opening] = openings(attempts_at(questions, shared), questions, shared)
+    opening = _opening(settings, env)
     messages, tools = dialect.put([("system", opening.system), ("user", "")], opening.tools)
     prompt = {
         "messages": [{"role": role, "content": content} for role, content in messages],
@@ -172,28 +172,29 @@ def prompt_of(settings: Params, policy: Policy) -> tuple[str, str]:
     return json.dumps(prompt, indent=2).replace("`", "\\u0060"), f'{{"role": {reply}}}'
 
 
+def _opening(settings: Params, env: EnvParams) -> Env:
+    """What the first question's episode begins with."""
+    places = settings.places
+    questions = read_rows(places.questions, Question)[:1]
+    with Shared(env, open_index(settings.search, places.passages, places.index)) as shared:
+        [opening] = openings(attempts_at(questions, shared), questions, shared)
+    return opening
+
+
 def _evaluation_of(settings: Params, policy: Policy) -> Path | None:
     """The latest evaluation of a version, or of any policy with these weights."""
     if policy.version:
         return latest_folder(policy.version, settings.places)
     weights = model_hash(policy.path)
-    files = settings.places.evaluation("any").parent.glob("*/hashes.json")
-    evaluations = [file for file in files if json.loads(file.read_text())["policy"] == weights]
+    files = settings.places.evaluation("any").parent.glob(f"*/{EVALUATION_HASHES}")
+    evaluations = [file for file in files if read_hashes(file.parent)[POLICY] == weights]
     return max(evaluations, key=lambda file: file.stat().st_mtime).parent if evaluations else None
 
 
 def _exam_of(folder: Path) -> tuple[str, float, str] | None:
     """The hash and number of an evaluation's questions, and how they were answered; None if there is no evaluation."""
-    hashes = _hashes(folder)
+    hashes = read_hashes(folder)
     if not hashes:
         return None
     scores = json.loads((folder / "scores.json").read_text())
     return hashes["questions"], scores["questions"] + scores["aborted"], decoding(hashes)
-
-
-def _hashes(folder: Path | None) -> dict[str, str]:
-    """The hashes of an evaluation; {} if there is none."""
-    if folder is None or not (folder / "hashes.json").exists():
-        return {}
-    hashes: dict[str, str] = json.loads((folder / "hashes.json").read_text())
-    return hashes

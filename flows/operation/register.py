@@ -16,8 +16,8 @@ import shutil
 from pathlib import Path
 
 from agent_r1 import params, tracking
-from agent_r1.files import remove_folder, sha256, write_text
-from agent_r1.identity import read_start
+from agent_r1.files import remove_folder, sha256, write_json
+from agent_r1.identity import Identity, read_start
 from agent_r1.learn import checkpoint
 from agent_r1.params.places import PARAMS, RunId, policy_in, registered_policy, registered_training
 from agent_r1.tracking import registry
@@ -44,20 +44,14 @@ def register(run: RunId) -> None:
     facts = {"version": version.reference, "policy": descriptor.policy_hash} | {
         name: getattr(descriptor, name) for name in ORIGIN
     }
-    write_text(settings.places.version(run), json.dumps(facts, indent=2) + "\n")
+    write_json(settings.places.version(run), facts)
     _push(descriptor)
 
 
 def _describe(settings: params.Params, run: RunId) -> registry.Descriptor:
     training = settings.places.training(run)
     policy = policy_in(training)
-    start = read_start(training)
-    progress = checkpoint.peek(policy.parent)
-    if progress is None or start is None:
-        missing = f"{training} holds no training of this version of the project"
-        raise FileNotFoundError(f"{missing}; train it first (`agent-r1 train {run.word}`)")
-    config = settings.run(run)
-    _require_complete(training, progress, progress.planned(config))
+    start, progress = _complete(training, settings, run)
     policy_hash = sha256(policy)
     registered = registry.of_policy(policy_hash, settings.places.model)
     tracked, origin = _tracked(settings, run, policy_hash, registered)
@@ -66,7 +60,7 @@ def _describe(settings: params.Params, run: RunId) -> registry.Descriptor:
     return registry.Descriptor(
         label=run.label,
         run=run.run,
-        seed=config.seed,
+        seed=settings.run(run).seed,
         sweep=run.sweep,
         mlflow_run_id=tracked.run_id,
         policy=policy.as_posix(),
@@ -81,13 +75,21 @@ def _describe(settings: params.Params, run: RunId) -> registry.Descriptor:
     )
 
 
-def _require_complete(training: Path, progress: checkpoint.Progress, planned: int) -> None:
+def _complete(training: Path, settings: params.Params, run: RunId) -> tuple[Identity, checkpoint.Progress]:
+    """The records of a training at its end. Raises FileNotFoundError and ValueError if it is not there yet."""
     policy = policy_in(training)
+    start = read_start(training)
+    progress = checkpoint.peek(policy.parent)
+    if progress is None or start is None:
+        missing = f"{training} holds no training of this version of the project"
+        raise FileNotFoundError(f"{missing}; train it first (`agent-r1 train {run.word}`)")
+    planned = progress.planned(settings.run(run))
     if not progress.stopped and progress.iterations < planned:
         raise ValueError(f"{training} is at iteration {progress.iterations} of {planned}; train it to its end")
     if checkpoint.is_adapters_alone(policy):
         raise ValueError(f"the adapters in {policy} are not merged yet; start the training again, which does it")
     checkpoint.require_whole(policy.parent, checkpoint.POLICY)
+    return start, progress
 
 
 def _tracked(

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from urllib.parse import urlsplit
 
 from agent_r1.harmless import without_password
+from agent_r1.replaced import keep_results_own
 from agent_r1.tracking.store import MLFLOW_UI, address, comparison, open_store, store_uri
 from flows import apps, processes
 from flows.stage import kept_password
@@ -156,12 +157,13 @@ def claim(port: int, server: str) -> socket.socket:
 def require_server(api_url: str) -> None:
     """OSError if nothing answers; ValueError for another password or major version, or no Prefect server.
 
-    Another minor version is warned of.
+    Another minor version is warned of. From then on this process reads no result that it has not made itself.
     """
     from httpx import HTTPError, HTTPStatusError
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
+    keep_results_own()
     server = without_password(api_url)
     installed = version("prefect")
     try:

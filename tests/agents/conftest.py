@@ -11,7 +11,7 @@ from agent_r1.agents import playing
 from agent_r1.agents.task import Ending, Task
 from agent_r1.envs.shared import Shared
 from agent_r1.params import SHIPPED, load
-from agent_r1.params.env import AgentParams
+from agent_r1.params.agents import AgentParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search
 

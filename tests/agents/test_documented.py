@@ -13,7 +13,7 @@ from agent_r1.agents import playing
 from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.params import SHIPPED, load
-from agent_r1.params.env import AgentParams
+from agent_r1.params.agents import AgentParams
 from agent_r1.params.stages import TransformersParams
 from agent_r1.records import Credit, Outcome, Trajectory
 from agent_r1.rollout.chat import Chat

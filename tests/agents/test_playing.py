@@ -93,9 +93,7 @@ def bits(found: Sequence[Trajectory]) -> list[Any]:
     ]  # fmt: skip
 
 
-def test_an_agent_that_does_as_the_built_in_loop_has_its_rows(
-    chat: Chat, hostile_index: Any, outside: Callable[..., Any]
-) -> None:
+def test_agent_like_built_in_loop_has_its_rows(chat: Chat, hostile_index: Any, outside: Callable[..., Any]) -> None:
     def collected(shared: Shared) -> list[Trajectory]:
         attempts = attempts_at(QUESTIONS, shared)
         return collect_all(ScriptedSampler(SCRIPTS, chat), chat, attempts, shared, seed=7, play=PLAY)
@@ -113,9 +111,7 @@ def test_an_agent_that_does_as_the_built_in_loop_has_its_rows(
     assert (measures["agent/kept_share"], measures["agent/contexts"]) == (1.0, 1.0)
 
 
-def test_a_question_may_name_the_agent_that_plays_it_and_has_no_answer_then(
-    chat: Chat, outside: Callable[..., Any]
-) -> None:
+def test_row_that_names_its_agent_is_played_without_an_answer(chat: Chat, outside: Callable[..., Any]) -> None:
     row = Question(
         question_id="t-test-0", dataset="t", split="test", text="Mend it.", env="mine", setup='{"r": 1}', strata={}
     )

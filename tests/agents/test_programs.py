@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +22,8 @@ from agent_r1 import own_code
 from agent_r1.agents import programs, supervisor
 from agent_r1.agents.programs import Programs
 from agent_r1.agents.task import Ending, Task
-from agent_r1.params.env import AgentParams
+from agent_r1.params.agents import AgentParams
+from tests.answering import wait_for
 from tests.cases import cases
 
 T = TypeVar("T")
@@ -163,25 +165,14 @@ def test_another_last_line_is_a_fault(home: Path, said: str, fault: str) -> None
 
 
 @cases("does, fault")
-def test_a_fault_has_its_last_words_and_no_key(
-    home: Path, monkeypatch: pytest.MonkeyPatch, does: str, fault: str
-) -> None:
+def test_fault_shows_last_words_and_no_key(home: Path, monkeypatch: pytest.MonkeyPatch, does: str, fault: str) -> None:
     monkeypatch.setenv("MY_TOKEN", "correct horse")
     [ending] = played(shell(does, environment=["MY_TOKEN", "PATH"]), TASK)
     assert fault in ending.fault
     assert "sk-client" not in ending.fault
 
 
-@pytest.mark.parametrize(
-    "does",
-    [
-        "while true; do :; done",
-        "trap '' TERM INT HUP; while true; do :; done",
-        "setsid sh -c 'trap \"\" TERM; (setsid sleep 86399 &) ; sleep 86399' & sleep 86399",
-        "yes '{}'",
-    ],
-    ids=["runs on", "ignores signals", "leaves its group", "writes on"],
-)
+@cases("does")
 def test_a_process_that_never_ends_is_ended_with_all_that_it_started(home: Path, does: str) -> None:
     [ending] = played(shell(f"cd {home}; {does}", timeout_s=0.5, environment=["PATH"]), TASK)
     assert ending.fault.startswith("it took longer than 0.5 s")
@@ -281,9 +272,7 @@ def test_an_async_function_shares_one_process_beside_the_stage(home: Path) -> No
     ("text", "shown"),
     [("blocks", "in shares"), ("swallows", "it took longer than 1 s"), ("dies", "the process that ran it was ended")],
 )
-def test_an_async_function_that_cannot_be_ended_alone_takes_its_process(
-    home: Path, monkeypatch: pytest.MonkeyPatch, text: str, shown: str
-) -> None:
+def test_hung_async_function_takes_process(home: Path, monkeypatch: pytest.MonkeyPatch, text: str, shown: str) -> None:
     monkeypatch.setattr(programs, "STOP_S", 1.0)
 
     async def play(opened: Programs) -> list[str]:
@@ -294,9 +283,7 @@ def test_an_async_function_that_cannot_be_ended_alone_takes_its_process(
     assert second == ""
 
 
-def test_each_call_of_a_function_that_blocks_has_a_process_of_its_own(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocking_function_gets_a_process_per_call(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "GRACE_S", 0.5)  # five of them are waited for in the end
     agent = AgentParams(function="own_agents:alone", timeout_s=4)
     asked = "blocks", "raises", "object", "child", "nothing", "is well"
@@ -310,6 +297,23 @@ def test_each_call_of_a_function_that_blocks_has_a_process_of_its_own(
     assert (child.answer or "").split(" ")[0] != pid
 
 
+@pytest.mark.parametrize("begins", ["async def", "def"])
+def test_a_function_of_another_interpreter_is_imported_there_once(home: Path, begins: str) -> None:
+    """It finds none of this one's packages, and its own root."""
+    venv.create("other")
+    text = f"""
+import os, sys, importlib.util
+PARENT = os.getpid()
+{begins} solve(task):
+    return {{"answer": f"{{sys.prefix}} {{PARENT}} {{importlib.util.find_spec('numpy')}} {{task.text}}"}}
+"""
+    Path("own_agents.py").write_text(text)
+    agent = AgentParams(function="own_agents:solve", python="other/bin/python", timeout_s=60)
+    one, other = (ending.answer or ending.fault for ending in played(agent, *asking("same", "same")))
+    assert one == other
+    assert (one.split()[0], one.split()[2:]) == (str(home / "other"), ["None", "same"])
+
+
 @cases("agent, fault")
 def test_an_agent_that_is_not_there_is_refused_at_its_first_episode(home: Path, agent: Any, fault: str) -> None:
     with pytest.raises(ValueError, match=f"(?s){fault}"):
@@ -321,7 +325,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from agent_r1.agents.programs import Programs
-from agent_r1.params.env import AgentParams
+from agent_r1.params.agents import AgentParams
 from tests.agents.test_programs import TASK, asking
 
 async def stage():
@@ -345,9 +349,7 @@ def test_nothing_is_left_of_a_stage_that_is_killed(home: Path, wait_s: float) ->
     leaves = f"cd {home}; trap '' TERM; setsid sh -c '(setsid sleep 86399 &)'; setsid sleep 86399 & sleep 86399"
     stage = STAGE.format(root=str(Path(__file__).parents[2]), leaves=leaves)
     running = subprocess.Popen([sys.executable, "-c", stage], cwd=home)
-    while not Path("begun").exists():
-        assert running.poll() is None
-        time.sleep(0.01)
+    wait_for(Path("begun").exists, running, pause_s=0.01)
     time.sleep(wait_s)
     begun = psutil.Process(running.pid).children(recursive=True)
     running.send_signal(signal.SIGKILL)
@@ -395,6 +397,70 @@ def test_an_episode_whose_watch_is_killed_is_a_fault(home: Path, monkeypatch: py
     monkeypatch.setattr(supervisor, "__file__", str(Path("supervisor.py").absolute()))
     [ending] = played(shell("kill -9 $PPID; sleep 86399", environment=["PATH"]), TASK)
     assert ending.fault == "the process that ran it was ended"
+
+
+def test_a_program_that_kills_its_keepers_ends_with_the_stage(home: Path) -> None:
+    """Its watch and the supervisor; the stage ends whatever is in the cgroup, and removes the folder."""
+    group = programs._cgroup(subprocess.Popen(["true"]).pid)
+    if not group.is_dir():
+        pytest.skip("this account may make no cgroup of version 2")
+    group.rmdir()
+    kills = "read _ _ _ keeper _ < /proc/$PPID/stat; setsid sleep 86399 & kill -9 $keeper $PPID; sleep 86399"
+    [ending] = played(shell(f"cd {home}; {kills}", environment=["PATH"]), TASK)
+    assert ending.fault == "the process that ran it was ended"
+
+
+def test_a_folder_of_any_depth_goes(home: Path) -> None:
+    text = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')"
+    assert played(script(text), TASK) == [Ending()]
+
+
+def test_an_episode_cannot_take_the_folders_of_others(home: Path) -> None:
+    takes = "for number in 0 1 2 3 4 5; do echo taken > ../$number; done; echo '{}'"
+    assert played(shell(takes, environment=["PATH"]), *[TASK] * 4) == [Ending()] * 4
+
+
+def test_a_question_beyond_a_mebibyte_is_refused_by_its_id(home: Path) -> None:
+    with pytest.raises(ValueError, match=r'1048576 bytes of JSON at most, not 10\d+: shorten .*"q1"'):
+        played(shell("cat"), replace(TASK, text="who? " * 210_000))
+
+
+SECRETIVE = """
+import asyncio, os, subprocess, sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from agent_r1.surroundings import execute_without_secrets, take_secrets
+take_secrets()
+execute_without_secrets([sys.executable, *sys.argv])
+from agent_r1.agents.programs import Programs
+from agent_r1.rollout.vllm_engine import engine_environment
+from tests.agents.test_programs import TASK, script
+reads = "import glob, json\\nfound = 0"
+reads += "\\nfor name in glob.glob('/proc/[0-9]*/environ'):"
+reads += "\\n    try: found += b'canary' in open(name, 'rb').read()\\n    except OSError: pass"
+reads += "\\nprint(json.dumps(dict(answer=str(found))))"
+
+async def stage():
+    engine = engine_environment(1, Path("/tmp"), {{}})
+    with subprocess.Popen(["sleep", "60"]) as child, subprocess.Popen(["sleep", "60"], env=engine) as of_engine:
+        async with Programs({{"mine": script(reads)}}, 1, Path("episodes")) as programs:
+            ending = await programs.play("mine", TASK)
+        print(ending.answer, os.environ["AGENT_R1_SEARCH_KEY"], os.environ["HTTP_PROXY"])
+        child.kill()
+        of_engine.kill()
+
+asyncio.run(stage())
+"""
+
+
+@pytest.mark.slow  # a stage of its own
+def test_no_process_of_a_stage_shows_a_program_its_secrets(home: Path) -> None:
+    """Neither the stage, nor a child that inherits, nor the engine; the stage itself has them."""
+    Path("secretive.py").write_text(SECRETIVE.format(root=str(Path(__file__).parents[2])))
+    secrets = {"AGENT_R1_SEARCH_KEY": "canary", "HTTP_PROXY": "http://me:canary@proxy.example"}
+    command = [sys.executable, "secretive.py"]
+    stage = subprocess.run(command, env={**os.environ, **secrets}, capture_output=True, text=True, timeout=120)
+    assert stage.stdout.split() == ["0", *secrets.values()], stage.stderr
 
 
 OK = b"HTTP/1.1 200 OK\r\n"

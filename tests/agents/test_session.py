@@ -11,7 +11,7 @@ from agent_r1.agents.session import GivenAction, Session
 from agent_r1.http.dialects.chat import ChatCompletions
 from agent_r1.http.dialects.conversation import ChatRequest, Refused
 from agent_r1.params import SHIPPED, load
-from agent_r1.params.env import AgentParams
+from agent_r1.params.agents import AgentParams
 from agent_r1.records import CallStatus, Outcome, Source, StopReason
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import PLAY
@@ -200,31 +200,18 @@ def test_a_call_is_read_leniently_where_it_is_declared(chat: Chat) -> None:
 
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
-JSON = {"type": "json_object"}
 OTHER = {"type": "function", "function": {"name": "other"}}
-NAMED = {"tools": [SEARCH, OTHER], "tool_choice": {"type": "function", "function": {"name": "other"}}}
+DEMANDS = {
+    "named": {"tools": [SEARCH, OTHER], "tool_choice": OTHER},
+    "form": {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+}
 
 
-@pytest.mark.parametrize(
-    ("fields", "said", "meets"),
-    [
-        ({"tool_choice": "required"}, CALL, True),
-        ({"tool_choice": "required"}, "yes", False),
-        (NAMED, '<tool_call>{"name": "other", "arguments": {}}</tool_call>', True),
-        (NAMED, CALL, False),
-        ({"response_format": JSON}, '<think>So.</think>{"a": 1}', True),
-        ({"response_format": JSON}, "[1]", False),
-        ({"response_format": FORM}, '{"name": "Quill"}', True),
-        ({"response_format": FORM}, '{"name": 3}', False),
-        ({"response_format": FORM}, CALL, True),
-        ({"response_format": {"type": "text"}}, "yes", True),
-    ],
-)
+@cases("fields, said, meets")
 def test_an_action_without_the_demanded_form_failed(chat: Chat, fields: Any, said: str, meets: bool) -> None:
     """It is sampled freely, and the client sees what was said."""
-    episode = Episode(chat)
-    drawn = episode.ask([SYSTEM, WHO], said, **fields)
+    episode, said = Episode(chat), CALL if said == "call" else said
+    drawn = episode.ask([SYSTEM, WHO], said, **DEMANDS.get(str(fields), fields))
     assert episode.session.counts.unmet_form == (not meets)
     assert episode.session.may_be_at_fault is not meets
     assert (drawn.step.call_status is CallStatus.MALFORMED) is not meets
@@ -235,7 +222,7 @@ def test_an_action_without_the_demanded_form_failed(chat: Chat, fields: Any, sai
 def test_a_schema_that_cannot_be_checked_is_refused_by_its_field(chat: Chat) -> None:
     for schema in ({"type": "nothing"}, {"properties": 3}, {"properties": {"a": {"$ref": "http://x.example"}}}):
         form = {"type": "json_schema", "json_schema": {"schema": schema}}
-        with pytest.raises(Refused, match="response_format: ") as fault:
+        with pytest.raises(Refused, match="response_format: its schema ") as fault:
             Episode(chat).ask([SYSTEM, WHO], "yes", response_format=form)
         assert fault.value.param == "response_format"
 

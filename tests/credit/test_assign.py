@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from agent_r1.credit.assign import assign, groups_to_refill
 from agent_r1.credit.estimators import ESTIMATORS
@@ -103,13 +102,6 @@ def test_masks_that_are_off_reach_all_tokens_after_the_prompt() -> None:
     first, _ = assign(rows, None, params("grpo", recursion=False, loss_mask=False))[0]
     np.testing.assert_allclose(first.advantages, [0, *[1 / math.sqrt(2)] * 4], atol=1e-6)
     assert first.loss_mask.tolist() == [False, True, True, True, True]
-
-
-episodes = st.lists(
-    st.tuples(st.sampled_from(["PA", "PAAOTA", "PPAOAOA"]), st.integers(0, 2), st.integers(0, 4)),
-    min_size=1,
-    max_size=8,
-)
 
 
 def test_metrics() -> None:

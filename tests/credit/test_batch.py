@@ -4,34 +4,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from agent_r1.credit.batch import after_prompt, whiten
 from agent_r1.credit.estimators import estimate
 from agent_r1.params.credit import WITH_CRITIC, WITH_WHITENING
+from tests.cases import cases
 from tests.credit.letters import batch, params
 
 # Prompt, prompt, role header, | action, action, observation, template, action, template. The bar ends the prompt.
 SOURCE = np.array([0, 0, 3, 1, 1, 2, 3, 1, 3], dtype=np.uint8)
-ACTIONS = [False, False, False, True, True, False, False, True, False]
 AFTER_PROMPT = [False, False, False, True, True, True, True, True, True]
 
 
-@pytest.mark.parametrize(
-    ("source", "after"),
-    [
-        (SOURCE, AFTER_PROMPT),
-        ([0, 0, 3], [False] * 3),  # no action
-        # Prompt, action, | the history again, the newest observation, template, action: only what is new counts.
-        ([0, 1, 0, 0, 2, 3, 1], [False, True, False, False, True, True, True]),
-    ],
-)
+@cases("source, after")
 def test_after_prompt_starts_at_the_first_sampled_token(source: Any, after: list[bool]) -> None:
     assert after_prompt(np.array(source, np.uint8)).tolist() == after
-
-
-sequences = st.lists(st.lists(st.tuples(st.floats(-4, 4), st.floats(-4, 4)), max_size=9), min_size=1, max_size=6)
-share = st.floats(0, 1)
+    assert after_prompt(np.array(SOURCE, np.uint8)).tolist() == AFTER_PROMPT
 
 
 @pytest.mark.parametrize(("floor", "divisor"), [(0.0, 2.0), (1.5, 2.0), (4.0, 4.0)])

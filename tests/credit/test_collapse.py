@@ -73,9 +73,7 @@ def test_a_run_that_collapses_at_once_is_held_against_its_only_calm_iteration() 
 
 
 @cases("metric, values, signs, shown")
-def test_an_iteration_is_held_against_the_earlier_ones_that_its_sign_names(
-    metric: str, values: list[float], signs: dict[str, float], shown: list[str]
-) -> None:
+def test_signs_have_own_baselines(metric: str, values: list[float], signs: dict[str, float], shown: list[str]) -> None:
     assert seen(history(metric, *values), monitor(**signs)) == shown
 
 

@@ -76,9 +76,7 @@ def test_advantages_at_masked_tokens_are_exactly_0(name: str, rows: list[Any], g
 @pytest.mark.parametrize("name", sorted(WITH_WHITENING))
 @DRAWS
 @given(rows=episodes, groups=drawn_groups)
-def test_whitened_advantages_have_mean_0_and_std_1_over_the_action_tokens(
-    name: str, rows: list[Any], groups: list[int]
-) -> None:
+def test_whitened_advantages_have_mean_0_and_std_1_over_actions(name: str, rows: list[Any], groups: list[int]) -> None:
     made = batch(rows, groups=[0, 0, *groups][: len(rows)], with_values=True)
     acting = estimated(made, params(name, **DISCOUNTS)).advantages[made.steps >= 0]
     assert acting.mean() == pytest.approx(0, abs=1e-6)
@@ -88,9 +86,7 @@ def test_whitened_advantages_have_mean_0_and_std_1_over_the_action_tokens(
 @pytest.mark.parametrize("name", sorted(WITH_GROUPS - {"maxrl"}))  # which divides by the mean
 @DRAWS
 @given(rows=episodes, groups=drawn_groups, group=st.integers(0, 2), constant=st.integers(-8, 8))
-def test_a_constant_added_to_the_returns_of_a_group_changes_nothing(
-    name: str, rows: list[Any], groups: list[int], group: int, constant: int
-) -> None:
+def test_constant_in_group_is_free(name: str, rows: list[Any], groups: list[int], group: int, constant: int) -> None:
     rows = [row for row in rows if "A" in row[0]]
     made = batch(rows, groups=groups[: len(rows)])
     shifted = made.rewards.copy()

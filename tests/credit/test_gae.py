@@ -74,9 +74,7 @@ share = st.floats(0, 1)
 
 
 @given(rows=episodes, gamma=share, lam=share, step_gamma=share, step_lam=share)
-def test_bi_level_gae_is_the_published_loop_with_boundaries_made_explicit(
-    rows: list[Any], gamma: float, lam: float, step_gamma: float, step_lam: float
-) -> None:
+def test_bi_level_gae_published(rows: list[Any], gamma: float, lam: float, step_gamma: float, step_lam: float) -> None:
     made = batch([("PA", [1]), *rows], with_values=True)
     chosen = params("bi_level_gae", gamma=gamma, lam=lam, step_gamma=step_gamma, step_lam=step_lam)
     targets = bi_level_gae(made, chosen).value_targets

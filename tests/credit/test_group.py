@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS as BY_NAME
@@ -16,7 +15,6 @@ from agent_r1.params.credit import WITH_GROUPS, CreditParams
 from tests.credit.letters import batch, params
 
 ROOT = math.sqrt(2)
-ESTIMATORS = pytest.mark.parametrize("estimator", [grpo, dr_grpo, maxrl, rloo])
 
 
 def advantages(estimator: Callable[..., Any], made: Batch, chosen: CreditParams) -> np.ndarray:
@@ -65,6 +63,3 @@ def test_a_group_of_one_gets_nothing_and_a_warning(caplog: pytest.LogCaptureFixt
     assert alone == 0
     assert low < 0 < high
     assert "1 of 3 trajectories are alone in their group" in caplog.text
-
-
-members = st.lists(st.tuples(st.integers(0, 3), st.integers(-16, 16)), min_size=2, max_size=16)  # group, return

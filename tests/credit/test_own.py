@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent_r1 import params
-from agent_r1.credit.own import Episode, load, sources, state, view
+from agent_r1.credit.own import Episode, functions, sources, state, view
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import TooManyAborted
@@ -91,7 +91,7 @@ def credit(function: str, *, module: str = "users_rewards", **further: Any) -> C
 
 
 def stated(function: str, rows: list[Trajectory], *, share: float = 1.0, **further: Any) -> list[Trajectory]:
-    return state(load(credit(function, **further).rewards), rows, QUESTIONS, decode, aborted_share=share)
+    return state(functions(credit(function, **further).rewards), rows, QUESTIONS, decode, aborted_share=share)
 
 
 def test_a_function_sees_the_episode_as_text() -> None:
@@ -126,9 +126,7 @@ def test_a_batched_function_is_asked_once_for_all(module: SimpleNamespace) -> No
 
 
 @pytest.mark.parametrize(("function", "batched"), [("down", False), ("partly", True)])
-def test_a_fault_of_the_world_is_asked_again_and_then_aborts(
-    module: SimpleNamespace, function: str, batched: bool
-) -> None:
+def test_world_fault_is_asked_again_and_then_aborts(module: SimpleNamespace, function: str, batched: bool) -> None:
     rows = [trajectory(0, "y"), trajectory(1, "x")]
     found = stated(function, rows, batched=batched)
     assert [each.outcome for each in found] == [Outcome.ANSWERED, Outcome.ABORTED]
@@ -156,7 +154,7 @@ def test_a_module_that_does_not_load_or_is_hidden_is_refused(
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
     with pytest.raises(ValueError, match=message):
-        load(credit("words", module=name).rewards)
+        functions(credit("words", module=name).rewards)
 
 
 def test_the_source_is_told_by_its_bytes(module: SimpleNamespace) -> None:

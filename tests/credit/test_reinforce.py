@@ -7,8 +7,6 @@ import numpy as np
 from agent_r1.credit.estimators import reinforce_pp, reinforce_pp_baseline
 from tests.credit.letters import batch, params
 
-ROOT = math.sqrt(2)
-
 
 def test_earlier_steps_receive_the_return_across_observations() -> None:
     # The reward is the last step's. Discounted by 1/2 per action token, three observation tokens or none in between:

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from agent_r1.credit.metrics import answer_repetition, repetition_metrics, thought_repetition
 from agent_r1.records import Trajectory
@@ -51,6 +50,3 @@ def test_no_answer_and_one_question_have_nothing_in_common() -> None:
     other = says(7, [5, 6, 7, 8], answer="Oslo")
     shares = {"rollout/answer_repetition": 1, "rollout/thought_repetition": 1}
     assert repetition_metrics([*alike, other]) == shares
-
-
-TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=6)

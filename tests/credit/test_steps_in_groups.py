@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from agent_r1.credit.assign import assign
 from agent_r1.credit.batch import Batch, step_states
@@ -79,14 +78,6 @@ def test_equal_states_of_two_groups_are_not_compared() -> None:
     rows = [("PA", [0]), ("PA", [2]), ("PA", [10]), ("PA", [20])]
     made = batch(rows, groups=[0, 0, 1, 1], states=[5, 5, 5, 5])
     assert close(of_steps(gigpo(made, params("gigpo")).advantages, made), [[-2], [2], [-10], [10]])
-
-
-single = st.lists(st.tuples(st.sampled_from(["PA", "PAAO", "PPAAA"]), st.integers(-8, 8)), min_size=2, max_size=9)
-several = st.lists(
-    st.tuples(st.sampled_from(["PA", "PAAOA", "PAOAOA"]), st.lists(st.integers(-8, 8), min_size=3, max_size=3)),
-    min_size=2,
-    max_size=9,
-)
 
 
 def test_states_are_the_contexts_that_were_read() -> None:

@@ -1,13 +1,12 @@
 """The world: names differ, facts link up, and every fact can be read in its entity's passage."""
 
-import random
 import re
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from agent_r1.answers import contains
-from agent_r1.data.atlas import POOLS, World, build_world, draw_names, tell
+from agent_r1.data.atlas import World, build_world, tell
 from agent_r1.data.questions import look_up
 from agent_r1.params.prepare import AtlasParams, PrepareParams
 from agent_r1.records import Passage
@@ -50,9 +49,7 @@ def test_a_passage_tells_every_fact_of_its_entity_briefly(atlas: World) -> None:
             assert not re.search(rf"(^|[^ ])\b{value}\b", passage.text)
 
 
-def test_search_finds_what_a_hop_asks_about(
-    prepare_params: PrepareParams, bm25_index: Callable[[Sequence[Passage]], Search]
-) -> None:
+def test_hops_are_searchable(prepare_params: PrepareParams, bm25_index: Callable[[Sequence[Passage]], Search]) -> None:
     """BM25, top 2, over the default world: at least 99 % of all correct queries."""
     default = build_world(prepare_params.atlas, prepare_params.seed)
     index = bm25_index(tell(default, prepare_params.seed))
@@ -65,8 +62,3 @@ def test_search_finds_what_a_hop_asks_about(
 def test_a_world_that_cannot_be_is_refused(atlas_params: AtlasParams) -> None:
     with pytest.raises(ValueError, match="cities 10 cannot give 11 countries a capital each; raise cities to 11"):
         build_world(atlas_params.model_copy(update={"countries": 11}), 0)
-
-
-def everything(kind: str) -> list[str]:
-    first, second = POOLS[kind]
-    return draw_names(kind, len(first) * len(second), random.Random(0))

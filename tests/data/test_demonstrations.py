@@ -84,9 +84,7 @@ def test_without_habits_it_follows_the_plan_to_the_letter() -> None:
         (BRIDGE, "bridge", {"wrong": 1.0}, "release year of The Silent Harbor", {"1957"}),
     ],
 )
-def test_a_habit_ends_after_its_first_search(
-    plan: Plan, kind: str, habit: dict[str, float], query: str, answers: set[str]
-) -> None:
+def test_habit_ends_the_search(plan: Plan, kind: str, habit: dict[str, float], query: str, answers: set[str]) -> None:
     runs = [act(plan, kind, **habit, seed=seed) for seed in range(30)]
     assert all(queries(actions) == [query] for actions in runs)
     assert {answer(actions) for actions in runs} == answers
@@ -182,9 +180,7 @@ def plans_of(rows: Rows) -> dict[str, Plan]:
     return {asked.question_id: plan for asked, plan in rows}
 
 
-def test_there_are_as_many_as_asked_for(
-    atlas: World, rows: Rows, index: Search, warm_start_params: WarmStartParams
-) -> None:
+def test_count_of_demonstrations(atlas: World, rows: Rows, index: Search, warm_start_params: WarmStartParams) -> None:
     params = warm_start_params.model_copy(update={"demonstrations": 300, "naive_rag_demonstrations": 7})
     ids = [each.question.question_id for each in searching(atlas, rows, params)]
     order = [question.question_id for question, _ in rows]
@@ -197,9 +193,7 @@ def test_there_are_as_many_as_asked_for(
             demonstrate_nothing()
 
 
-def test_without_tools_it_answers_at_once_with_what_is_shown(
-    rows: Rows, index: Search, warm_start_params: WarmStartParams
-) -> None:
+def test_without_tools_it_answers_at_once(rows: Rows, index: Search, warm_start_params: WarmStartParams) -> None:
     for each in answering(rows, index, warm_start_params):
         [passages] = index.search([each.question.text], TOP_K)
         [action] = each.actions
@@ -234,9 +228,7 @@ def test_what_is_no_year_cannot_be_worked_with(calculator: bool) -> None:
     assert not any("calculator" in action for action in astray)
 
 
-def test_half_of_the_demonstrations_are_offered_the_calculator_and_use_it(
-    atlas: World, atlas_params: AtlasParams, warm_start_params: WarmStartParams
-) -> None:
+def test_half_offer_a_calculator(atlas: World, atlas_params: AtlasParams, warm_start_params: WarmStartParams) -> None:
     """The other demonstrations stay: the same questions, with another half of the chances."""
     shares = dict.fromkeys(AtlasShares.model_fields, 0.0) | {"sum": 0.5, "age": 0.5}
     rows = generate_questions(atlas, atlas_params.model_copy(update={"shares": AtlasShares(**shares)}), seed=3)

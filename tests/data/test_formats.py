@@ -262,9 +262,7 @@ def test_all_rows_of_the_three_become_one_mixture(prepare_params: PrepareParams,
 
 
 @on_the_shared_rows
-def test_without_a_corpus_the_rows_bring_all_gold_passages(
-    prepare_params: PrepareParams, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_bring_gold_texts(prepare_params: PrepareParams, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = {name: release(name, corpus=False) for name in ("2wikimultihopqa", "musique")}
     write(prepare_params.model_copy(update={"datasets": list(files), "files": files}), tmp_path)
     assert not [record for record in caplog.records if "gold titles of no passage" in record.message]

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from agent_r1.data import prepare as prepare_module
 from agent_r1.data import sources
 from agent_r1.data.from_titles import make_plans
-from agent_r1.data.prepare import Distinct, content_id, from_files, interleave, prepare, read_passages, write
-from agent_r1.data.quality import complaints
+from agent_r1.data.prepare import Distinct, Hashes, content_id, from_files, interleave, prepare, read_passages, write
+from agent_r1.data.quality import Review
 from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
@@ -83,6 +83,49 @@ def test_a_passage_may_be_in_its_contents(tmp_path: Path, title: str) -> None:
     assert found == Passage(passage_id="0", title=bare, text="A film.\nBy Mara.")
 
 
+AARON = 'Aaron Aaron ( or ; "Ahärôn") is a prophet, high priest, and the brother of Moses in the Abrahamic religions.'
+SINAI = "God at Sinai granted Aaron the priesthood for himself and his male descendants"
+
+
+def test_corpora_are_read_as_their_makers_write_them(tmp_path: Path) -> None:
+    """DPR's psgs_w100.tsv and Search-R1's wiki-18.jsonl, which was made of it; DPR counts from 1, wiki-18 from 0."""
+    quoted = AARON.replace('"', '""')
+    with gzip.open(tmp_path / "psgs_w100.tsv.gz", "wt", encoding="utf-8") as file:
+        file.write(f'id\ttext\ttitle\n1\t"{quoted}"\tAaron\n2\t{SINAI}\t"""Aaron"" (song)"\n')
+    wiki = [{"id": "0", "contents": f'"Aaron"\n{AARON}'}, {"id": "1", "contents": f'""Aaron" (song)"\n{SINAI}'}]
+    (tmp_path / "wiki-18.jsonl").write_text("".join(json.dumps(row) + "\n" for row in wiki))
+    for name, first in (("psgs_w100.tsv.gz", 1), ("wiki-18.jsonl", 0)):
+        found = [passage for _, passage in read_passages(tmp_path / name)]
+        assert found == [
+            Passage(passage_id=str(first), title="Aaron", text=AARON),
+            Passage(passage_id=str(first + 1), title='"Aaron" (song)', text=SINAI),
+        ]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_pages_of_kilt_become_passages_of_100_words(tmp_path: Path, kind: str) -> None:
+    """Without title and headings, over the ends of paragraphs: 61 + 70 words are 100 and 31."""
+    lead = " ".join(["film"] * 61)
+    paragraphs = ["Kiss\n", f"{lead}\n", "Section::::Cast.\n", "BULLET::::- Mara " + "x " * 69 + "\n"]
+    page = {"_id": "290", "wikipedia_id": "290", "wikipedia_title": "Kiss", "text": paragraphs, "categories": "Films"}
+    page["anchors"] = [{"text": "Mara", "href": "Mara%20Quill", "paragraph_id": 3, "start": 13, "end": 17}]
+    page["history"] = {"revid": 90, "timestamp": "2019-07-18T19:46:05Z", "pre_dump": True, "pageid": 290, "url": "u"}
+    page["wikidata_info"] = {"wikidata_id": "Q9", "description": None}
+    empty = {**page, "wikipedia_id": "7", "wikipedia_title": "Nothing", "text": ["Nothing\n"]}
+    file = tmp_path / ("kilt_knowledgesource.json" if kind == "jsonl" else "kilt.parquet")
+    if kind == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in (page, empty)))
+    else:  # as the Hub has it
+        rows = [{**row, "text": {"paragraph": row["text"]}} for row in (page, empty)]
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    places, found = zip(*read_passages(file), strict=True)
+    assert places == (f"{file}, row 1",) * 2
+    assert found == (
+        Passage(passage_id="290-0", title="Kiss", text=lead + " Mara" + " x" * 38),
+        Passage(passage_id="290-1", title="Kiss", text=" ".join(["x"] * 31)),
+    )
+
+
 def test_a_paragraph_that_is_too_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (sources, prepare_module):
         monkeypatch.setattr(module, "LONGEST_ROW", 10)
@@ -117,6 +160,13 @@ def passage(passage_id: str, text: str) -> Passage:
     return Passage(passage_id=passage_id, title="A", text=text)
 
 
+def test_hashes_that_were_sorted_are_still_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_module, "LATEST", 3)
+    hashes = Hashes()
+    values = [2**64 - 1, 0, 5, 5, 7, 0, 2**63, 6, 2**64 - 1, 7, 6, 1]
+    assert [value for value in values if hashes.is_new(value)] == [2**64 - 1, 0, 5, 7, 2**63, 6, 1]
+
+
 def test_equal_passages_come_once_whatever_their_ids() -> None:
     distinct = Distinct()
     several = [passage("1", "x"), passage("2", "x"), passage("3", "y"), passage(content_id("A", "x"), "x")]
@@ -146,9 +196,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_same_seed_gives_the_same_bytes_and_files_of_others_stay(
-    params: PrepareParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_seed_gives_the_same_bytes(params: PrepareParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a full disk there is what was there before."""
 
     def full_disk(*_: Any, **__: Any) -> None:
@@ -220,9 +268,7 @@ def test_data_sets_are_mixed_for_training_and_one_is_held_out(mixture: PreparePa
     assert (own.split, own.answers) == ("test", ["Ann", "Anne"])
 
 
-def test_passages_are_the_rows_own_the_worlds_and_the_corpora_each_once(
-    mixture: PrepareParams, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_passages_of_all_come_once(mixture: PrepareParams, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(mixture, tmp_path)
     passages = read_rows(tmp_path / "passages.parquet", Passage)
     assert len({passage.passage_id for passage in passages}) == len(passages)
@@ -281,7 +327,8 @@ def test_rows_to_look_at_are_counted_with_an_example(params: PrepareParams, tmp_
     split(tmp_path, "corpus.jsonl", corpus)
     mixed = with_files(params, own=own, other=other).model_copy(update={"datasets": ["atlas", "own", "other"]})
     write(mixed, tmp_path)
-    assert set(complaints(tmp_path / "questions.parquet", tmp_path / "passages.parquet")) == {
+    review = Review(tmp_path / "questions.parquet", tmp_path / "passages.parquet")
+    assert set(review.complaints()) == {
         "own: questions of train that stand in train already: 1, such as 'who  made kiss?'",
         "own: answers of articles and punctuation alone, which are compared with them: 2, such as 'A'",
         "own: gold titles of no passage, so that no search can find them: 2, such as 'Nowhere'",
@@ -289,6 +336,11 @@ def test_rows_to_look_at_are_counted_with_an_example(params: PrepareParams, tmp_
         "other: questions of test that stand in train already: 1, such as 'Who made Kiss?'",
         "other: answers that stand in none of their gold passages: 1, such as 'Ann'",
     }
+    answerable = "the passages have all gold titles of {} of {} questions, and an answer of {} stands in them"
+    assert [*review.evidence()] == [
+        f"own, train: {answerable.format(3, 5, 3)}",  # those who name Nowhere apart; yes, and an answer in a title
+        f"other, test: {answerable.format(1, 1, 0)}",  # one that has no gold titles is not counted
+    ]
 
 
 @pytest.mark.parametrize(

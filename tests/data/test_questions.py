@@ -90,9 +90,7 @@ TEXT = "Where was the director of Kiss and Tell born?"
 
 
 @cases("titles, hops")
-def test_titles_become_a_plan_and_without_them_the_question_is_searched_for(
-    titles: list[str], hops: list[list[str]]
-) -> None:
+def test_titles_become_a_plan_and_without_them_the_question_is(titles: list[str], hops: list[list[str]]) -> None:
     fields = question_fields(text=TEXT, answers=["Tesk", "Tesk City"], gold_titles=titles)
     plan = plan_from_titles(Question(**fields))
     assert [[hop.query, hop.value] for hop in plan.hops] == hops

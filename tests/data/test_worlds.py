@@ -12,7 +12,9 @@ from agent_r1.data.prepare import prepare
 from agent_r1.data.worlds import draw
 from agent_r1.games import bandit, lake, sokoban
 from agent_r1.params import load
-from agent_r1.params.prepare import BanditParams, LakeParams, OthersParams, PrepareParams, SokobanParams
+from agent_r1.params.games import BanditParams, LakeParams, SokobanParams
+from agent_r1.params.outside import OthersParams
+from agent_r1.params.prepare import PrepareParams
 from agent_r1.params.sections import override, validated
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
@@ -67,15 +69,11 @@ def test_pairs_that_are_turned_stand_in_the_other_order_in_the_test_and_say_noth
     assert sum(board.arms[0] == board.high for board in boards["test"]) == len(bandit.TRAIN) / 2
 
 
-SEED, LEVEL = {"seed": 7}, {"level": 3, "at": ["{seed}"]}
-TASK = {"split": "{split}", "index": "{index}", "title": "{split} {seed}"}
 FILED = {"n": 8, "question": "Eight?", "answer": 8}
 
 
 @cases("given, key, content")
-def test_a_row_holds_what_its_world_is_begun_with(
-    given: dict[str, Any], key: str, content: Any, tmp_path: Path
-) -> None:
+def test_row_holds_the_beginning_of_its_world(given: dict[str, Any], key: str, content: Any, tmp_path: Path) -> None:
     rows = [{"n": n} for n in range(7)] + [FILED]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     file = {"file": tmp_path / "rows.jsonl"} if "file" in given else {}
@@ -118,9 +116,6 @@ def test_worlds_are_prepared_beside_questions_and_alone(tmp_path: Path) -> None:
     prepare(checked(datasets=["atlas", "ice"], worlds=worlds), tmp_path)
     kinds = Counter(each.env for each in read_rows(tmp_path / "questions.parquet", Question))
     assert kinds == {"qa": 6700, "frozen_lake": 6}
-
-
-OTHER = {"name": "w", "test": [0, 1]}
 
 
 @cases("world, message")

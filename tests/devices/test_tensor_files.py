@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save
 from torch.distributed.checkpoint import state_dict_saver
@@ -81,6 +82,7 @@ print((kib("VmHWM") - before) / 1024)
 """
 
 
+@pytest.mark.slow  # a process that imports torch
 def test_a_process_holds_a_copy_of_one_tensor_at_a_time(tmp_path: Path) -> None:
     """Of 6 tensors of 40 MiB, and never the bytes of the file."""
     told = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path)], stdout=subprocess.PIPE, check=True, timeout=100)

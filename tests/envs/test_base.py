@@ -11,19 +11,12 @@ CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tesk"}}\n</tool_
 
 @cases("text, thought, calls, answer")
 def test_an_action_is_a_call_or_an_answer(text: str, thought: str, calls: list[object], answer: str | None) -> None:
-    parsed = parse_action(text)
-    assert (parsed.thought, [*parsed.calls], parsed.answer, parsed.problem) == (
-        thought,
-        [*map(tuple, calls)],
-        answer,
-        "",
-    )
+    act = parse_action(text)
+    assert (act.thought, [*act.calls], act.answer, act.problem) == (thought, [*map(tuple, calls)], answer, "")
 
 
 @cases("text, answer, problem")
-def test_a_text_without_a_call_is_an_answer_where_answers_are_plain(
-    text: str, answer: str | None, problem: str
-) -> None:
+def test_text_without_call_is_an_answer_where_answers_are_plain(text: str, answer: str | None, problem: str) -> None:
     parsed = parse_action(text, answers="plain")
     assert (parsed.answer, parsed.problem) == (answer, problem)
     assert parse_action(CALL, answers="plain") == parse_action(CALL)

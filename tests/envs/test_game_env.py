@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from agent_r1.envs.base import Transition
-from agent_r1.envs.game_env import GAMES, STYLES, GameEnv
+from agent_r1.envs.game_env import STYLES, GameEnv
 from agent_r1.games import bandit, lake, sokoban
+from agent_r1.games.kinds import GAMES
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import override, validated

@@ -5,27 +5,24 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import pytest
 
 from agent_r1.envs.base import Attempt, Env, Transition
 from agent_r1.envs.game_env import GameEnv
-from agent_r1.envs.scripts import (
-    SCRIPTS,
-    Habits,
-    Ice,
-    Room,
-    Script,
-    any_name,
-    by_gold_titles,
-    demonstrated_arm,
-    demonstrator,
-    scripted,
-)
+from agent_r1.envs.kinds import KINDS
+from agent_r1.envs.scripts import Script, any_name, by_gold_titles, scripted, spoken
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.games import bandit, lake, sokoban
+from agent_r1.games.bandit import demonstrated_arm
+from agent_r1.games.kinds import GAMES
+from agent_r1.games.lake import Ice
+from agent_r1.games.players import Habits, Player, demonstrator
+from agent_r1.games.sokoban import Room
 from agent_r1.params import SHIPPED, load
+from agent_r1.params.games import GameWorld
 from agent_r1.records import CallStatus, Outcome, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
@@ -33,6 +30,7 @@ from agent_r1.search.base import Search
 from agent_r1.tools.search import search_tool
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 8192, "max_action_tokens": 400, "aborted_share": 0.0})
+SCRIPTS = {name: KINDS[name].scripts for name in GAMES}
 NONE, ALWAYS = Habits(0.0, 0.0), Habits(1.0, 0.0)
 BOARDS = {
     "bandit": [bandit.Board.draw(seed) for seed in range(6)],
@@ -79,6 +77,12 @@ def test_the_oracle_wins_and_every_script_says_what_can_be_done(name: str, play:
         assert set(thoughts) == {float(agent == "demonstrator")}
 
 
+def test_each_game_has_a_section_chance_and_a_solver() -> None:
+    sections = {name for kind in get_args(GameWorld) for name in get_args(kind.model_fields["env"].annotation)}
+    assert sections == GAMES.keys()
+    assert all({"random", "oracle"} <= game.players.keys() for game in GAMES.values())
+
+
 def test_chance_spends_the_whole_budget_and_is_seeded(play: Play) -> None:
     walled = lake.Board(rows=("SFFFF", "FFFFF", "FFFFF", "FFFFF", "FFFFG")).write()
     first, again, other = (play("frozen_lake", SCRIPTS["frozen_lake"]["random"], [walled], seed) for seed in (1, 1, 2))
@@ -96,11 +100,11 @@ def test_the_best_walk_on_slippery_ice_knows_no_draw(play: Play) -> None:
     assert won == pytest.approx(promised, abs=0.1)
 
 
-def first_action(name: str, setup: str, script: Script, **changes: int) -> str:
+def first_action(name: str, setup: str, player: Player, **changes: int) -> str:
     env = turns(name, setup, 0)
     for key, value in changes.items():
         setattr(env, key, value)
-    return next(script(env, random.Random(0)))
+    return next(spoken(player)(env, random.Random(0)))
 
 
 NEAR = "goal 1 Down 2 Right . Left edge Down ice Right ice Up edge"
@@ -134,7 +138,7 @@ def test_it_tells_of_the_box_its_target_and_where_to_push_from() -> None:
     assert told == f"<think> {facts} so Down </think> <answer> Down </answer>"
     env = turns("sokoban", setup, 0)
     asyncio.run(env.step("<answer>Right || Down</answer>"))  # the box is pushed down, from where it can still be solved
-    pushed = next(demonstrator(Room, ALWAYS)(env, random.Random(0)))
+    pushed = next(spoken(demonstrator(Room, ALWAYS))(env, random.Random(0)))
     assert pushed.startswith("<think> box 1 Down 0 Left target 1 Up 2 Right . stuck . Up floor Down box Left floor")
     assert pushed.endswith("so Down </think> <answer> Down </answer>")
 
@@ -175,7 +179,7 @@ def test_a_script_starts_again_with_its_episode_and_plays_nothing_else(chat: Cha
         with pytest.raises(TypeError, match="a script plays games and answers questions, and not in NoGame"):
             collect(ScriptedSampler([player], chat), chat, [attempt], shared, seed=0)
     with pytest.raises(TypeError, match=r"another game than agent_r1\.games\.lake"):
-        first_action("frozen_lake", board, SCRIPTS["sokoban"]["oracle"])
+        first_action("frozen_lake", board, sokoban.PLAYERS["oracle"])
 
 
 def answered(
@@ -191,9 +195,7 @@ def answered(
 
 
 @pytest.mark.parametrize(("steps", "answer"), [(3, "Tesk"), (5, "Tesk"), (2, "unknown")])
-def test_the_solver_reads_the_gold_passages_and_answers_if_the_steps_suffice(
-    question: Question, index: Search, steps: int, answer: str
-) -> None:
+def test_solver_answers_from_gold_if_steps_suffice(question: Question, index: Search, steps: int, answer: str) -> None:
     """Two gold passages and the answer are three actions, of which the last are left."""
     env = answered(by_gold_titles, question, index, steps)
     assert (env.user, env.steps_left) == (answer, max(0, steps - 3))

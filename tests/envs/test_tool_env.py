@@ -83,9 +83,7 @@ def test_a_question_whose_answer_nobody_knows(index: Search) -> None:
 @pytest.mark.parametrize(
     ("fault", "status"), [(WorldFault("down"), CallStatus.FAILED), (WorldTimeout("slow"), CallStatus.TIMEOUT)]
 )
-def test_a_fault_of_the_world_ends_the_episode_and_earns_nothing(
-    question: Question, fault: WorldFault, status: CallStatus
-) -> None:
+def test_world_fault_ends_episode_without_reward(question: Question, fault: WorldFault, status: CallStatus) -> None:
     class Down(Search):
         def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
             raise fault
@@ -103,9 +101,7 @@ def test_think_is_a_thought_before_a_well_formed_action(env: ToolEnv, action: st
 
 
 @cases("before, answer, grounded")
-def test_an_answer_is_grounded_in_what_calls_have_shown(
-    env: ToolEnv, before: list[str], answer: str, grounded: float
-) -> None:
+def test_answer_is_grounded_in_shown_results(env: ToolEnv, before: list[str], answer: str, grounded: float) -> None:
     for action in before:
         assert act(env, action).observations
     assert act(env, f"<answer>{answer}</answer>").rewards["grounded"] == grounded

@@ -56,9 +56,7 @@ def test_pairs_are_by_question_whatever_the_order(evaluation: Any, compared: Any
     assert (found.mean, found.low, found.high) == (0.0, pytest.approx(-0.602, abs=1e-3), pytest.approx(0.602, abs=1e-3))
 
 
-def test_differences_of_setting_are_named_and_refused_unless_told(
-    evaluation: Any, compared: Any, questions: list[Question]
-) -> None:
+def test_settings_that_differ_are_named_and_refused(evaluation: Any, compared: Any, questions: list[Question]) -> None:
     a, b = evaluation("a", [0, 1], 1), evaluation("b", [1, 2], 1)
     other = evaluation("b", [0], 1, prompt="other", index="other")
     fewer, nothing = (dataclasses.replace(b, predictions=b.predictions[count:]) for count in (1, 4))
@@ -76,9 +74,7 @@ def test_differences_of_setting_are_named_and_refused_unless_told(
         compared(a, b, questions[:3], anyway=True)
 
 
-def test_a_measure_that_no_question_has_is_left_out(
-    make_evaluation: Any, compared: Any, questions: list[Question]
-) -> None:
+def test_measure_of_no_question_is_left_out(make_evaluation: Any, compared: Any, questions: list[Question]) -> None:
     def measures(asked: list[Question]) -> set[str]:
         a, b = (make_evaluation(name, asked, [answer] * 4) for name, answer in (("a", "Tesk"), ("b", "Veld")))
         return {row.measure for row in compared(a, b, asked).measured}

@@ -45,8 +45,8 @@ def store(settings: Params, make_question: Any, make_evaluation: Any) -> Store:
         write_rows(folder / "predictions.parquet", rows, Prediction)
         write_rows(folder / "trajectories.parquet", found.trajectories, Trajectory)
         said = {"samples": str(samples), "temperature": "1"} if samples else {}  # none: before there were samples
-        (folder / "hashes.json").write_text(json.dumps({**found.hashes, **said}))
-        return found
+        (folder / "hashes.json").write_text(json.dumps(found.hashes | said))
+        return dataclasses.replace(found, hashes=found.hashes | said)
 
     return write
 
@@ -85,14 +85,17 @@ def test_without_a_sweep_the_plan_is_by_what_is_shipped(settings: Params) -> Non
 
 def test_the_paragraph_of_a_report_has_the_half_widths_of_the_plan(settings: Params, store: Store) -> None:
     one = store("ppo", 0, "11001000", samples=2)
-    one = dataclasses.replace(one, hashes=one.hashes | {"samples": "2"})
     score, difference, _ = rows(plan(settings, 1, 4, 2))["1 x 4 x 2"]
     text = told_apart(settings, "", 1, one)
     assert f"for 1 x 4 x 2 seeds, questions and samples: 95 % intervals reach {score} to" in text
     assert f"and {difference} of a difference" in text
     assert SHIPPED.of in text
-    for run, seed, right in (("ppo", 1, "10001010"), ("grpo", 0, "11101000"), ("grpo", 1, "10101100")):
+    two, *others = (
         store(run, seed, right, samples=2)
+        for run, seed, right in (("ppo", 1, "10001010"), ("grpo", 0, "11101000"), ("grpo", 1, "10101100"))
+    )
+    imported = plan(settings, 0, 0, 0, {"ppo": [one, two], "grpo": others})
+    assert "2 x 4 x 2" in rows(imported), "as large as they are"
     assert "those of outputs/ablations/evaluate;" in told_apart(settings, "ablations", 2, one)
     store("grpo", 1, "1010")  # greedily: no evidence, and the report is made all the same
     assert SHIPPED.of in told_apart(settings, "ablations", 2, one)
@@ -136,7 +139,5 @@ def test_one_question_does_not_vary(settings: Params, store: Store) -> None:
     for run in ("ppo", "grpo"):
         for seed in range(3):
             store(run, seed, "1")
-    with pytest.raises(
-        ValueError, match=r"\[\(3, 1\), \(3, 1\)\] are \(seeds, q.*add to ablations.*evaluate\.questions, then"
-    ):
+    with pytest.raises(ValueError, match=r"\[\(3, 1\), \(3, 1\)\] are .*add to ablations.*evaluate\.questions, then"):
         plan(settings, 0, 0, 0)

@@ -26,9 +26,7 @@ from agent_r1.tables import write_rows
 from tests.cases import cases
 
 
-def test_what_the_world_cut_short_is_in_neither_numerator_nor_denominator(
-    make_question: Any, make_trajectory: Any, draws: EvaluateParams
-) -> None:
+def test_aborted_episodes_count_in_no_score(make_question: Any, make_trajectory: Any, draws: EvaluateParams) -> None:
     questions = [make_question("a"), make_question("b"), make_question("c")]
     ended = [make_trajectory("a"), dataclasses.replace(make_trajectory("b"), outcome=Outcome.TURN_LIMIT, answer="")]
     trajectories = [*ended, dataclasses.replace(make_trajectory("c"), outcome=Outcome.ABORTED, answer="")]
@@ -63,9 +61,7 @@ def test_samples_of_a_question_by_hand(make_question: Any, make_trajectory: Any,
     assert scores["pass_hat_4/low"] == 0.0  # of two questions, as a bootstrap has it
 
 
-def test_a_greedy_answer_beside_samples_is_no_sample(
-    make_question: Any, make_trajectory: Any, draws: EvaluateParams
-) -> None:
+def test_greedy_answer_is_no_sample(make_question: Any, make_trajectory: Any, draws: EvaluateParams) -> None:
     """a is right in 1 of 2 samples and greedily, b in none; of c, which has no sample, nothing is said."""
     questions = [make_question(name) for name in "abc"]
     made = [
@@ -102,9 +98,7 @@ def test_a_question_that_lost_a_sample_counts_up_to_those_that_it_has(make_quest
 
 
 @cases("calls, counted")
-def test_attempted_calls_count_and_progress_adds_up(
-    make_question: Any, make_trajectory: Any, calls: list[str], counted: list[float]
-) -> None:
+def test_calls_and_progress(make_question: Any, make_trajectory: Any, calls: list[str], counted: list[float]) -> None:
     (found,) = predict([make_trajectory("a", calls=calls)], [make_question("a")], run="ppo", seed=0)
     assert (found.steps, found.tool_calls, found.facts["gold_recall"]) == tuple(counted)
 
@@ -180,9 +174,7 @@ def passages(tmp_path: Path) -> Path:
     return tmp_path / "passages.parquet"
 
 
-def test_gold_passages_are_all_of_each_title_and_questions_without_all_of_them_are_left_out(
-    passages: Path, make_question: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_gold_passages_are_all_or_none(passages: Path, make_question: Any, caplog: pytest.LogCaptureFixture) -> None:
     golds = {"two": ["Veld", "Tesk", "Veld"], "none": [], "missing": ["Tesk", "Nowhere"]}
     two, *others = (dataclasses.replace(make_question(name), gold_titles=titles) for name, titles in golds.items())
     with caplog.at_level(logging.WARNING):

@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 from scipy import stats
 
 from agent_r1.evaluation.statistics import (
@@ -19,8 +18,6 @@ from agent_r1.evaluation.statistics import (
     variances,
 )
 from benchmarks import intervals
-
-VALUES = st.lists(st.floats(-10, 10), min_size=1, max_size=30)
 
 
 def test_two_values_by_hand() -> None:
@@ -144,11 +141,7 @@ def test_a_clear_difference_excludes_zero_in_both_directions() -> None:
     assert paired_difference([1.0] * 20, [0.0] * 20, 100, seed=0).excludes_zero
     assert paired_difference([0.0] * 20, [1.0] * 20, 100, seed=0).excludes_zero
     # As the sign test has it: five of five, .0625 on both sides, may be chance, and six of six not.
-    assert [paired_difference([1.0] * n, [0.0] * n, 100, seed=0).excludes_zero for n in (1, 5, 6)] == [
-        False,
-        False,
-        True,
-    ]
+    assert [paired_difference([1.0] * n, [0.0] * n, 100, 0).excludes_zero for n in (1, 5, 6)] == [False, False, True]
 
 
 def test_the_interval_of_a_further_seed_by_hand() -> None:

@@ -50,9 +50,7 @@ def test_changed_answers_are_named_and_weighed(
         assert explain(found, shown=4).splitlines()[-1] == f"  and {len(changed) - 4} more"
 
 
-def test_a_drift_on_one_data_set_is_not_drowned_in_another(
-    make_question: Any, make_evaluation: Any, drifted: Any
-) -> None:
+def test_drift_of_one_data_set_is_not_drowned(make_question: Any, make_evaluation: Any, drifted: Any) -> None:
     """All eight questions of `small` turn wrong among 400 of `large`: a fiftieth of all, and everything of `small`."""
     asked = [make_question(f"l{i}") for i in range(400)]
     asked += [dataclasses.replace(make_question(f"s{i}"), dataset="small") for i in range(8)]
@@ -65,9 +63,7 @@ def test_a_drift_on_one_data_set_is_not_drowned_in_another(
 
 
 @cases("hash, message")
-def test_only_evaluations_of_one_policy_that_were_measured_alike(
-    answered: Any, drifted: Any, hash: str, message: str
-) -> None:
+def test_only_like_evaluations_of_one_policy_are_paired(answered: Any, drifted: Any, hash: str, message: str) -> None:
     before, other = answered("before", {}), answered("now", {}, **{hash: "other"})
     assert same_setting(answered("now", {3: "Veld"}), before)
     assert not same_setting(other, before)
@@ -132,9 +128,7 @@ def test_greedy_answers_beside_samples_are_told_and_decide_nothing() -> None:
 
 
 @cases("gained, lost, luck, promoted")
-def test_few_questions_that_one_alone_answers_right_must_not_be_luck(
-    gained: int, lost: int, luck: float, promoted: bool
-) -> None:
+def test_few_questions_that_one_answers_right_may_be_luck(gained: int, lost: int, luck: float, promoted: bool) -> None:
     """Of 100 questions; the chance that as many coins or more show heads is at most .025."""
     alike = [1] * 50 + [0] * (50 - gained - lost)
     found = decided([*alike, *[1] * gained, *[0] * lost], [*alike, *[0] * gained, *[1] * lost])
@@ -152,18 +146,9 @@ def test_the_reason_and_the_table_tell_luck() -> None:
     assert "| chance of an equal one (sign test) | 0.0625, at most 0.0250 passes |" in decision_table(found)
 
 
-@pytest.mark.parametrize(
-    ("challenger", "champion", "gate", "promoted"),
-    [
-        ([1] * 200, [0, 1] * 100, {"margin": 0.4}, True),  # gained on half of 200: the bound is near .43
-        ([1] * 200, [0, 1] * 100, {"margin": 0.45}, False),
-        ([1] * 66 + [0] * 34, [1] * 60 + [0] * 40, {"level": 0.95}, True),
-        ([1] * 66 + [0] * 34, [1] * 60 + [0] * 40, {"level": 0.999}, False),
-    ],
-)
-def test_margin_and_level_ask_for_more(
-    challenger: list[int], champion: list[int], gate: dict[str, float], promoted: bool
-) -> None:
+@cases("ours, theirs, of, gate, promoted")
+def test_margin_and_level_ask_for_more(ours: int, theirs: int, of: int, gate: Any, promoted: bool) -> None:
+    challenger, champion = ([1] * right + [0] * (of - right) for right in (ours, theirs))
     assert decided(challenger, champion, **gate).promoted is promoted
 
 
@@ -185,9 +170,7 @@ UNKNOWN = {name: value for name, value in HASHES.items() if name != "limits"}  #
         ),
     ],
 )
-def test_evaluations_that_were_not_measured_alike_are_refused(
-    challenger: Evaluation, champion: Evaluation, differing: str
-) -> None:
+def test_evaluations_measured_unlike_are_refused(challenger: Evaluation, champion: Evaluation, differing: str) -> None:
     found = decided(challenger, champion)
     assert (found.promoted, found.difference, found.questions) == (False, None, 0)
     assert found.reason == (

@@ -150,9 +150,10 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def write_params(lay_store: Callable[[Path], None]) -> WriteParams:
     """Writes a folder's params.yaml, the project's own made small with further changes, and gives it a store."""
 
+    small = _merged(yaml.load((ROOT / "params.yaml").read_bytes(), yaml.CSafeLoader), SMALL)
+
     def write(folder: Path, changes: dict[str, Any]) -> None:
-        own = yaml.safe_load((ROOT / "params.yaml").read_text())
-        (folder / "params.yaml").write_text(yaml.safe_dump(_merged(_merged(own, SMALL), changes)))
+        (folder / "params.yaml").write_text(yaml.dump(_merged(small, changes), Dumper=yaml.CSafeDumper))
         lay_store(folder)
 
     return write

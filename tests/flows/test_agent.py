@@ -36,8 +36,8 @@ def choose(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monkey
     for policy in POLICIES[1:]:
         checkpoint.seal((tmp_path / policy).parent, Progress(iterations=3, policy_version=2))
 
-    def ask(_: Params, subject: Subject, folder: Path, *__: Any, **___: Any) -> None:
-        raise Asked(subject, folder)
+    def ask(_: Params, subject: Subject) -> None:
+        raise Asked(subject, subject.folder)
 
     monkeypatch.setattr(evaluate_module, "_examine", ask)
     monkeypatch.chdir(tmp_path)
@@ -53,9 +53,7 @@ def choose(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monkey
 
 
 @cases("choice, label, policy, protocol")
-def test_label_names_policy_protocol_and_data_set(
-    choose: Any, choice: dict[str, Any], label: str, policy: str, protocol: str
-) -> None:
+def test_label_names_what_differs(choose: Any, choice: dict[str, Any], label: str, policy: str, protocol: str) -> None:
     subject, folder = choose(**choice)
     assert (subject.label, subject.policy.path, subject.protocol) == (label, policy, protocol)
     assert folder == Path("outputs/evaluate") / label

@@ -55,9 +55,7 @@ def content() -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in files}
 
 
-def test_outputs_of_another_clone_are_up_to_date_once_committed(
-    hashes: Hashes, pushed: tuple[Path, Hashes, str]
-) -> None:
+def test_brought_outputs_are_up_to_date_once_committed(hashes: Hashes, pushed: tuple[Path, Hashes, str]) -> None:
     shutil.rmtree(".dvc/cache")
     Path("prepared.txt").unlink()
     content_before = Path("dvc.lock").read_bytes()

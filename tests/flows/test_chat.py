@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import re
+import socket
 import subprocess
 import sys
 import termios
@@ -96,9 +97,7 @@ def terminal(folder: Path, *arguments: str) -> Iterator[Terminal]:
         session.close()
 
 
-def test_lines_of_a_pipe_are_answered_plainly_by_the_default_engine(
-    project: Path, write_params: WriteParams, asked: list[str]
-) -> None:
+def test_piped_lines_are_answered_by_default_engine(project: Path, write_params: WriteParams, asked: list[str]) -> None:
     write_params(project, {})
     process = started(project, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdin.write(f"{asked[0]}\n".encode())
@@ -225,3 +224,22 @@ def test_word_chooses_policy_that_answers(project: Path, ppo: Path, inside: Insi
         registered = policy_of(settings, version.reference)
         assert (registered.title, registered.version) == (f"version {version.number}, ppo", version)
         assert (registered.path, registered.updates) == (policy.path, 2)
+
+
+@pytest.mark.slow  # a process that imports all
+def test_a_command_of_a_project_with_agents_keeps_its_key_inside(tmp_path: Path, write_params: WriteParams) -> None:
+    """The server hears the key; whoever looks at the process does not."""
+    write_params(tmp_path, {"env": {"agents": {"mine": {"command": ["true"], "timeout_s": 60}}}})
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        command = [sys.executable, "-m", "flows", "chat", "--endpoint", url, "--question", "Who?"]
+        with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "AGENT_R1_ENDPOINT_KEY": "canary"}) as process:
+            listening.settimeout(120)
+            connection, _ = listening.accept()
+            head = connection.recv(1 << 16)
+            shown = Path(f"/proc/{process.pid}/environ").read_bytes()
+            process.kill()
+        connection.close()
+    assert b"Bearer canary" in head
+    assert b"canary" not in shown
+    assert b"AGENT_R1_SEALED" in shown

@@ -97,12 +97,6 @@ def test_earlier_options_are_one_word_which_is_said_once(
     assert caplog.messages == [], "the commands of dvc.yaml stay as they are"
 
 
-def test_underscore_is_read_as_a_hyphen() -> None:
-    ended = typed("serve_agent", "pppo")
-    assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 2)
-    assert "serve_agent is spelled serve-agent now" in ended.stderr
-
-
 @cases("sweep, successes, line")
 def test_results_lead_to_the_best_run(
     sweep: str,
@@ -128,9 +122,7 @@ def test_results_lead_to_the_best_run(
 @pytest.mark.parametrize(
     ("sweep", "command"), [(None, "agent-r1 pipeline"), ("ablations", "agent-r1 pipeline --sweep ablations")]
 )
-def test_results_that_are_not_there_yet_name_the_command_that_makes_them(
-    sweep: Any, command: str, tmp_path: Path, write_params: WriteParams, inside: Any
-) -> None:
+def test_results_need_report(sweep: Any, command: str, tmp_path: Path, write_params: WriteParams, inside: Any) -> None:
     write_params(tmp_path, {})
     with inside(tmp_path), pytest.raises(ValueError, match=f"at the end of `{command}`"):
         results(sweep)

@@ -27,7 +27,7 @@ from flows.commands.look import chat
 from flows.commands.operate import serve_agent
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
-from tests.answering import Heard, Said, answering
+from tests.answering import Heard, Said, answering, wait_until_healthy
 from tests.cases import cases
 from tests.fixtures import PLACES, FreePort, Inside, WriteParams
 
@@ -165,29 +165,23 @@ def test_question_without_room_counts_as_no_answer_and_more_of_them_are_refused(
 
     shares = {"env": {"too_long_share": 0.1}, "evaluate": {"samples": 2, "temperature": 1.0}}
     with inside(project), answering(play) as url:
-        with pytest.raises(
-            ValueError, match=rf"1 of 12 test questions .* '{long}'; .*, or raise env.too_long_share 0.01"
-        ):
+        with pytest.raises(ValueError, match=rf"1 of 12 test questions .* '{long}'; .*env.too_long_share 0.01"):
             evaluate(EvaluationRequest("m", endpoint=url))
         assert heard == []
         write_params(project, shares)
         evaluate(EvaluationRequest("m", endpoint=url))
         scores = json.loads((PLACES.evaluation("m") / "scores.json").read_text())
-        predictions = read_rows(PLACES.evaluation("m") / "predictions.parquet", Prediction)
+        answers = read_rows(PLACES.evaluation("m") / "predictions.parquet", Prediction)
         limits = json.loads((PLACES.evaluation("m") / "hashes.json").read_text())["limits"]
     assert "each counts as an answer of nothing (token_limit); raise env.max_tokens to ask them" in caplog.text
     assert len(heard) == 3 * 11
     assert (scores["questions"], scores["outcome/token_limit"], scores["aborted"]) == (12, round(1 / 12, 4), 0)
     assert "share" not in limits  # no answer depends on it
-    assert [(row.answer, row.success, row.steps) for row in predictions if row.question_id == long] == [
-        ("", 0.0, 0)
-    ] * 3
+    assert [(row.answer, row.success, row.steps) for row in answers if row.question_id == long] == [("", 0.0, 0)] * 3
 
 
 @cases("arguments, message")
-def test_options_that_no_endpoint_takes_are_refused(
-    project: Path, inside: Inside, arguments: dict[str, str], message: str
-) -> None:
+def test_unfit_endpoint_options_refused(project: Path, inside: Inside, arguments: dict[str, str], message: str) -> None:
     with inside(project), pytest.raises(ValueError, match=message):
         execute.evaluate(**arguments)  # type: ignore[arg-type]
 
@@ -261,17 +255,10 @@ def test_served_policy_answers_an_agent_that_has_a_loop_of_its_own(
 
 
 def await_model(server: subprocess.Popen[str], url: str, key: str = "none") -> dict[str, Any]:
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        assert server.poll() is None, server.communicate()[1]
-        assert time.monotonic() < deadline
-        try:
-            models = httpx.get(f"{url}/models", headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S).json()
-        except httpx.TransportError:
-            time.sleep(0.1)
-        else:
-            [model] = models["data"]
-            return dict(model)
+    sent = {"authorization": f"Bearer {key}"}
+    wait_until_healthy(url, server, server.communicate, "/models", **sent)
+    [model] = httpx.get(f"{url}/models", headers=sent, timeout=PATIENCE_S).json()["data"]
+    return dict(model)
 
 
 def terminated(server: subprocess.Popen[str]) -> str:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from mlflow import MlflowClient
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from agent_r1 import tracking
 from agent_r1.answers import exact_match
@@ -28,7 +28,7 @@ from agent_r1.params import Params, load
 from agent_r1.params.places import RunId, policy_in
 from agent_r1.params.sections import override, validated
 from agent_r1.params.stages import Protocol
-from agent_r1.records import GREEDY, CallStatus, Outcome, Prediction, Question, Trajectory
+from agent_r1.records import GREEDY, Prediction, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from agent_r1.training.assembly import Assembly
@@ -71,9 +71,7 @@ def content(project: Path, name: str, file: str) -> dict[str, Any]:
     return json.loads((project / PLACES.evaluation(name) / file).read_text())
 
 
-def test_policy_leaves_the_project_whole_with_a_card(
-    evaluated: Path, ppo: Path, inside: Inside, tmp_path: Path
-) -> None:
+def test_policy_leaves_project_whole_with_a_card(evaluated: Path, ppo: Path, inside: Inside, tmp_path: Path) -> None:
     with inside(evaluated):
         settings = load()
         policy = policy_of(settings, RunId("ppo"))
@@ -107,6 +105,7 @@ def test_policy_leaves_the_project_whole_with_a_card(
 QUESTION = "Where was the director of the film born?"  # of the card's snippet
 
 
+@pytest.mark.slow  # a process that imports transformers
 def test_card_says_how_to_ask_the_policy_without_the_project(evaluated: Path, inside: Inside, tmp_path: Path) -> None:
     """Its snippet runs where the project cannot be imported, and acts as the project's own agent does."""
     with inside(evaluated):
@@ -184,9 +183,8 @@ def test_agents_get_the_same_questions_and_differ_in_prompt_and_policy(evaluated
     assert ids[0] == ids[1] == ids[2]
 
 
-def test_several_samples_are_drawn_scored_and_told_apart_from_greedy_answers(
-    evaluated: Path, tmp_path: Path, inside: Inside, write_params: WriteParams
-) -> None:
+@pytest.mark.slow  # two evaluations more
+def test_samples_beside_greedy(evaluated: Path, tmp_path: Path, inside: Inside, write_params: WriteParams) -> None:
     shutil.copytree(evaluated, tmp_path / "copy")
     write_params(tmp_path / "copy", {"evaluate": {"samples": 3, "temperature": 1.0}})
     with inside(tmp_path / "copy"):
@@ -231,9 +229,7 @@ def test_world_is_profiled_before_training(evaluated: Path, inside: Inside, caps
     assert tool.startswith("search: ")
 
 
-def test_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
-    evaluated: Path, tmp_path: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_edited_tool_differs(evaluated: Path, tmp_path: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tools are called: from passages in the prompt an agent is measured as before."""
     file = tmp_path / "users_tools.py"
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -257,6 +253,7 @@ def test_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
         assert told("naive_rag")[0] == rag[0]
 
 
+@pytest.mark.slow  # a training and three evaluations more
 def test_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
     evaluated: Path, tmp_path: Path, inside: Inside, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,37 +285,6 @@ def test_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
             monkeypatch.setattr(opened, lambda own, *_, asked=asked, **__: asked.append(own.env))
             chat(word)
             assert asked == [load().of(RunId("own")).env]
-
-
-def test_plain_transformers_act_as_the_agent_did(evaluated: Path) -> None:
-    """Greedy, from the prompt that the chat template itself renders, with a search between question and answer."""
-    model = policy_in(PLACES.training(RunId("ppo")))
-    policy = AutoModelForCausalLM.from_pretrained(evaluated / model, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(evaluated / model)
-    episode = next(
-        row
-        for row in trajectories(evaluated, "ppo")
-        if row.outcome is Outcome.ANSWERED and any(step.call_status is CallStatus.OK for step in row.steps)
-    )
-    assert prompt_ids(evaluated, tokenizer, episode) == episode.token_ids[: episode.steps[0].action_start].tolist()
-    for step in episode.steps:
-        context = torch.tensor(episode.token_ids[None, : step.action_start], dtype=torch.long)
-        generated = policy.generate(
-            context, attention_mask=torch.ones_like(context), do_sample=False, max_new_tokens=64
-        )
-        assert generated[0].tolist() == episode.token_ids[: step.action_stop].tolist()
-
-
-def prompt_ids(project: Path, tokenizer: Any, episode: Trajectory) -> list[int]:
-    questions = {row.question_id: row for row in read_rows(project / PLACES.questions, Question)}
-    messages = [
-        {"role": "system", "content": "Answer the question. Search when facts are missing."},
-        {"role": "user", "content": questions[episode.question_id].text},
-    ]
-    query = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
-    search = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": query}}
-    text = tokenizer.apply_chat_template(messages, tools=[search], tokenize=False, add_generation_prompt=True)
-    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def test_mlflow_has_the_final_scores_beside_the_training(evaluated: Path, inside: Inside) -> None:

@@ -65,6 +65,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", *command], env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow  # two suites of its own
 def test_template_comes_with_a_test_that_passes_and_can_fail(begun: Path) -> None:
     tests = [f"tests/test_{name}.py" for name in KINDS.values()]
     passed = run("pytest", *tests)
@@ -152,9 +153,7 @@ def test_endpoint_plays_and_one_that_is_down_is_named_at_once(begun: Path, tiny_
 
 
 @cases("file, content, module, message")
-def test_missing_module_is_named_before_a_model_is_loaded(
-    file: str | None, content: str, module: str, message: str, clone: Path
-) -> None:
+def test_missing_module_is_named_early(file: str | None, content: str, module: str, message: str, clone: Path) -> None:
     if file:
         (clone / file).write_text(content)
     laid = yaml.safe_load((clone / "params.yaml").read_text())

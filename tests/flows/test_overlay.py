@@ -43,9 +43,7 @@ def dvc(*arguments: str) -> str:
     return subprocess.run([*DVC, *arguments], env=variables, check=True, capture_output=True, text=True).stdout
 
 
-def test_dvc_lists_every_stage_that_an_overlay_changes_and_none_after_it(
-    project: Path, lay_dvc: Callable[..., None]
-) -> None:
+def test_dvc_lists_every_stage_that_an_overlay_changes_alone(project: Path, lay_dvc: Callable[..., None]) -> None:
     (project / "dvc.yaml").write_text(STAGES)
     lay_dvc(project)
     dvc("repro", "--quiet")
@@ -116,6 +114,22 @@ def test_overlay_for_eight_gpus_samples_on_all_that_learn(project: Path, monkeyp
         trained = full.run(run)
         assert (trained.checkpoint.every, trained.rollout.questions) == (10, 128)
     assert full.run(RunId("ppo")).update.learning_rate == 1e-6
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-3b", "qwen2.5-3b-weights", "qwen2.5-7b", "qwen3-4b", "qwen3.5-4b"])
+def test_overlay_of_the_open_setting_is_its_models_with_another_corpus(project: Path, model: str) -> None:
+    switch(model)
+    own = load()
+    switch(f"{model}-open")
+    opened = load()
+    corpora = {files.corpus for files in opened.prepare.files.values()}
+    assert corpora == {Path("data/raw/wiki-18.jsonl")}
+    dense = opened.search.dense
+    assert (opened.search.kind, dense.encoder, dense.faiss) == ("dense", "intfloat/e5-base-v2", "sq8")
+    assert dense.vectors == "data/e5_Flat.index", "DVC reads all of data/raw"
+    changed = {"prepare": own.prepare, "search": own.search, "places": own.places}
+    assert opened.model_copy(update=changed) == own
+    assert opened.places.outputs == f"scales/{model}-open/outputs"
 
 
 @cases("name, message")

@@ -68,25 +68,12 @@ def attempts(stand_in: Path) -> int:
     return len((stand_in / "attempts").read_text())
 
 
-@pytest.mark.parametrize(
-    ("codes", "count", "fault", "said"),
-    [
-        ("0", 1, None, ""),
-        ("1", 1, StageFailed, "stage train failed with exit code 1; its own lines above say why"),
-        ("75,75,0", 3, None, ""),  # operate.retries is 2
-        ("75", 3, StageUnavailable, "exit code 75"),
-    ],
-)
+@cases("codes, count, fault, said")
 def test_unavailable_stage_is_retried_and_failed_one_is_not(
-    prefect_api: str,
-    stand_in: Path,
-    caplog: pytest.LogCaptureFixture,
-    codes: str,
-    count: int,
-    fault: type[Exception] | None,
-    said: str,
+    prefect_api: str, stand_in: Path, caplog: Any, codes: str, count: int, fault: str, said: str
 ) -> None:
-    raised = pytest.raises(fault, match=said) if fault else nullcontext()
+    kind = {"StageFailed": StageFailed, "StageUnavailable": StageUnavailable}.get(fault)
+    raised = pytest.raises(kind, match=said) if kind else nullcontext()
     with caplog.at_level(logging.INFO, logger="flows.pipeline"), raised:
         stage(codes)
     assert attempts(stand_in) == count
@@ -95,9 +82,7 @@ def test_unavailable_stage_is_retried_and_failed_one_is_not(
 
 def test_stage_that_takes_too_long_is_ended_once(prefect_api: str, stand_in: Path, write_params: WriteParams) -> None:
     write_params(stand_in, {"operate": {"timeouts_s": {"train": 1.5}}})
-    with pytest.raises(
-        StageFailed, match=r"train took longer than 1\.5 s .* raise operate\.timeouts_s\.train in params"
-    ):
+    with pytest.raises(StageFailed, match=r"train took longer than 1\.5 s .* raise operate\.timeouts_s\.train"):
         stage("-1")
     assert attempts(stand_in) == 1
 
@@ -138,9 +123,7 @@ def states(run_flow: Flow[..., None]) -> dict[str, str]:
     raise AssertionError(names)
 
 
-def test_stages_run_in_dvcs_order_and_are_cached_afterwards(
-    prefect_api: str, project: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_stages_run_in_order_and_are_cached(prefect_api: str, project: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="flows.pipeline"):
         assert states(pipeline) == {"prepare": "Completed", "index": "Completed"}
     stages_done = [message.partition(", ")[0] for message in caplog.messages if " is done: " in message]
@@ -172,9 +155,7 @@ def newer_prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def test_server_of_another_minor_version_runs_a_pipeline_and_is_warned_of(
-    newer_prefect: str, project: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_minor_version_runs_pipeline(newer_prefect: str, project: Path, caplog: pytest.LogCaptureFixture) -> None:
     require_server(newer_prefect)
     assert f"is Prefect {NEWER}, and this project has {version('prefect')}; where they misunderstand" in caplog.text
     command = [sys.executable, "-c", "from flows.pipeline import pipeline; pipeline()"]
@@ -217,9 +198,7 @@ def test_stages_that_are_ready_run_side_by_side(prefect_api: str, project: Path)
     assert states(pipeline) == {"prepare": "Cached", "index": "Completed", "report": "Completed"}  # DVC skips it
 
 
-def test_stages_beside_a_failed_one_end_and_none_is_started(
-    prefect_api: str, project: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_stage_lets_others_end_alone(prefect_api: str, project: Path, caplog: pytest.LogCaptureFixture) -> None:
     definitions: dict[str, dict[str, Any]] = {
         "prepare": {"cmd": "until [ -e ../failed ]; do sleep .1; done; sleep 2; echo > prepare.txt"},
         "index": {"cmd": "touch ../failed && exit 3"},
@@ -229,14 +208,12 @@ def test_stages_beside_a_failed_one_end_and_none_is_started(
     (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": definitions}))
     with pytest.raises(StageFailed, match="stage index failed with exit code"):
         pipeline()
-    assert "its own lines above say why; what was begun goes on to its end" in caplog.text
+    assert "the system killed it, as it does when memory runs out; what was begun goes on to its end" in caplog.text
     assert "prepare" in yaml.safe_load((project / "dvc.lock").read_text())["stages"]
     assert not (project.parent / "begun").exists()
 
 
-def test_without_a_server_nothing_is_started_where_everything_is_up_to_date(
-    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_finished_graph_idles(project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     subprocess.run([*DVC, "repro", "--quiet"], check=True)
     monkeypatch.setattr("flows.processes.prefect_server", lambda: pytest.fail("a server was started"))
     with caplog.at_level(logging.INFO, logger="flows.pipeline"):
@@ -253,9 +230,7 @@ def test_stage_that_may_work_later_says_so_through_dvc(prefect_api: str, project
 
 
 @cases("graph, runs, said")
-def test_files_that_cannot_be_used_are_a_users_fault(
-    project: Path, write_params: WriteParams, graph: str, runs: list[str], said: str
-) -> None:
+def test_unusable_files_named(project: Path, write_params: WriteParams, graph: str, runs: list[str], said: str) -> None:
     (project / "dvc.yaml").write_text(graph)
     write_params(project, {"repro_runs": runs})
     with pytest.raises(ValueError, match=said):
@@ -275,9 +250,7 @@ run_stage(stay)
 
 
 @cases("killed, code, said")
-def test_part_of_a_pipeline_that_is_killed_ends_the_others(
-    project: Path, start_in: Any, killed: str, code: int, said: str
-) -> None:
+def test_killed_part_of_pipeline_ends_others(project: Path, start_in: Any, killed: str, code: int, said: str) -> None:
     fifo, stage = project.parent / "began", project.parent / "stay.py"
     subprocess.run(["mkfifo", str(fifo)], check=True)
     stage.write_text(STAGE_THAT_STAYS)

@@ -75,7 +75,7 @@ def test_adapters_act_in_bfloat16_where_merging_loses_them(settings: Settings, p
     loaded = settings()
     merged, start = (load_policy(path, torch.bfloat16, CPU).state_dict() for path in (FOLDER, START))
     assert all(torch.equal(weight, merged[name]) for name, weight in start.items())
-    base = policy.base_model(loaded)
+    base = policy.weights(loaded).beneath
     assert base == Beneath(str(START), RANK)
     with_adapters, rounded = (first(loaded, policy, model) for model in (base, None))
     untrained = first(loaded, Policy(name="", title="", path=str(START)), None)
@@ -84,13 +84,11 @@ def test_adapters_act_in_bfloat16_where_merging_loses_them(settings: Settings, p
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("float32", "transformers"), ("bfloat16", "server")])
-def test_merged_weights_act_in_float32_and_on_servers(
-    settings: Settings, policy: Policy, dtype: str, kind: str
-) -> None:
+def test_merged_weights_act_in_float32_and_servers(settings: Settings, policy: Policy, dtype: str, kind: str) -> None:
     """The one computes the same, to rounding; the others run nothing else. Neither needs the model beneath."""
     shutil.rmtree(START)
     loaded = settings(dtype, kind)
-    assert (policy.would_round(loaded), policy.base_model(loaded)) == (False, None)
+    assert (policy.would_round(loaded), policy.weights(loaded).beneath) == (False, None)
 
 
 def test_in_float32_merged_weights_say_what_the_adapters_do(settings: Settings, policy: Policy) -> None:
@@ -108,7 +106,7 @@ def test_without_the_model_beneath_merged_weights_act_and_it_is_told(
 ) -> None:
     change(START)
     with caplog.at_level(logging.WARNING):
-        assert policy.base_model(settings()) is None
+        assert policy.weights(settings()).beneath is None
     assert policy.would_round(settings())
     assert f"{START} is not the model that the adapters in {FOLDER} were trained beside; they are merged" in caplog.text
 
@@ -117,19 +115,19 @@ def test_adapters_alone_act_in_an_unfinished_run(settings: Settings, learner: Le
     """In float32 too, because there is nothing else; where they cannot, it is said what can."""
     learner.save_policy(FOLDER)
     alone = Policy(name="ppo", title="ppo", path=str(FOLDER))
-    assert alone.base_model(settings("float32")) == Beneath(str(START), RANK)
+    assert alone.weights(settings("float32")).beneath == Beneath(str(START), RANK)
     with pytest.raises(ValueError, match="holds adapters alone, and servers need weights; train the run to its end"):
-        alone.base_model(settings("float32", "server"))
+        alone.weights(settings("float32", "server"))
     shutil.rmtree(START)
     with pytest.raises(ValueError, match=f"{START} is not the model .*; bring it back .*, or train the run to its end"):
-        alone.base_model(settings("float32"))
+        alone.weights(settings("float32"))
 
 
 def test_adapters_that_no_training_wrote_do_not_act(settings: Settings, policy: Policy) -> None:
     file = adapter_in(FOLDER) / "adapter_config.json"
     file.write_text(file.read_text().replace(f'"r": {RANK}', '"r": 2'))
     with pytest.raises(ValueError, match=r"do not fit: .*lora_A\.weight' is \('F32', \[4, .*, not \('F32', \[2, "):
-        policy.base_model(settings())
+        policy.weights(settings())
     file.write_text("{}")
     with pytest.raises(ValueError, match="holds no adapters that were written here"):
-        policy.base_model(settings())
+        policy.weights(settings())

@@ -166,9 +166,7 @@ def test_automation_is_saved_while_the_server_reads_the_others(monkeypatch: pyte
     assert not thread.is_alive()
 
 
-def test_server_of_a_pipeline_answers_its_own_processes_alone_and_names_a_newer_database(
-    tmp_path: Path, inside: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_server_of_a_pipeline_answers_it_alone(tmp_path: Path, inside: Any, caplog: pytest.LogCaptureFixture) -> None:
     with inside(tmp_path), caplog.at_level("INFO"), prefect_server() as url:
         password = PREFECT_API_AUTH_STRING.value()
         assert f"password {password}" in caplog.text
@@ -181,17 +179,12 @@ def test_server_of_a_pipeline_answers_its_own_processes_alone_and_names_a_newer_
     database = tmp_path / HOME / "prefect.db"
     with closing(sqlite3.connect(database)) as store, store:
         store.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
-    with (
-        inside(tmp_path),
-        pytest.raises(ValueError, match=r"newer Prefect \(.*'ffffffffffff'.*; `mv .*prefect .*newer`"),
-    ):
+    with inside(tmp_path), pytest.raises(ValueError, match=r"newer Prefect \(.*'ffffffffffff'.*; `mv .*newer`"):
         prefect_server().__enter__()
 
 
 @pytest.mark.parametrize("ends_at_once", [True, False])
-def test_nobody_gets_the_port_of_a_server_before_it_answers_or_after_its_end(
-    tmp_path: Path, free_port: FreePort, *, ends_at_once: bool
-) -> None:
+def test_no_stranger_gets_the_port_of_a_server(tmp_path: Path, free_port: FreePort, *, ends_at_once: bool) -> None:
     port = free_port()
     part = Supervised(
         name="server",
@@ -223,9 +216,7 @@ def test_nobody_gets_the_port_of_a_server_before_it_answers_or_after_its_end(
     assert by_neighbour(take) == "None"
 
 
-def test_commands_find_the_server_that_serves_their_clone_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_find_the_server_of_their_clone_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("PREFECT_API_URL", OF_CLIENTS):
         monkeypatch.setenv(name, "")
@@ -278,9 +269,7 @@ def test_another_user_with_old_locks_gets_no_password_and_holds_nothing_up() -> 
         with holding(locks) if locks else nullcontext(0) as held:
             assert held == len(locks)
             output = run_command()
-        assert [f"closed {project / place} to other users" in output for place in (".tracking", ".dvc/tmp")] == [
-            True
-        ] * 2
+        assert [f"closed {project / dir} to other users" in output for dir in (".tracking", ".dvc/tmp")] == [True] * 2
         assert run_command() == "", "once is enough"
         files = [*(project / ".tracking").rglob("*"), *(project / ".dvc/tmp").rglob("*")]
         assert [path for path in files if path.stat().st_mode & 0o077] == []
@@ -289,9 +278,7 @@ def test_another_user_with_old_locks_gets_no_password_and_holds_nothing_up() -> 
             assert held == 0
 
 
-def test_lock_or_an_address_that_others_may_have_written_names_no_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_that_others_may_have_written_names_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with known("http://127.0.0.1:4200/api"):
         assert own_server() == SERVED.read_text()
@@ -305,9 +292,7 @@ def test_lock_or_an_address_that_others_may_have_written_names_no_server(
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_prefects_pages_lie_in_the_users_folder_where_another_user_installed_it(
-    writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installed_pages_lie_in_users_folder(writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may write everywhere, so that the answer of the system is made up."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AGENT_R1_LOCKS", str(tmp_path / "own"))

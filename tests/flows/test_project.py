@@ -197,9 +197,7 @@ def test_update_merges_the_packages_changes_with_ones_own(faq: Path, upgrade: Ca
     assert plan().files == {}
 
 
-def test_key_that_came_is_taken_beside_an_edit_and_one_that_went_is_refused_with_the_remedy(
-    faq: Path, upgrade: Callable[..., None]
-) -> None:
+def test_key_that_came_is_taken_and_one_that_went_is_refused_by_name(faq: Path, upgrade: Callable[..., None]) -> None:
     parameters = faq / "params.yaml"
     [line] = [line for line in parameters.read_text().splitlines(keepends=True) if "yes_within_h: 0" in line]
     parameters.write_text(parameters.read_text().replace(line, "").replace("  level: 0.95 ", "  level: 0.9 "))
@@ -248,9 +246,7 @@ def test_update_is_refused_where_there_is_nothing_to_update(faq: Path, monkeypat
         plan()
 
 
-def test_update_that_is_killed_is_as_it_was_or_as_it_is_to_be(
-    faq: Path, upgrade: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_update_is_old_or_new(faq: Path, upgrade: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before each of its writes in turn; the next command finds one or the other."""
     upgrade("0.2.0", {"prefect.toml": ("= 30", "= 45"), "params.yaml": ("Every knob", "Each knob")})
     files_before, planned = files(faq), plan()

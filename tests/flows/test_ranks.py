@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +27,7 @@ from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from flows.ranks import Loss, fault_of, given_place, shortfalls
 from flows.stage import accelerator
+from tests.answering import wait_for
 from tests.cases import cases
 from tests.fixtures import PARAMS, PLACES, FreePort, WriteParams
 
@@ -51,11 +51,7 @@ def fresh(tmp_path: Path, small_project: Path, write_params: WriteParams) -> Pat
 
 
 def rank_of(training: subprocess.Popen[str], number: int, reached: Path) -> psutil.Process:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not reached.exists():
-        assert training.poll() is None, training.communicate()[1]
-        assert time.monotonic() < deadline, f"{reached} does not appear"
-        time.sleep(0.002)
+    wait_for(reached.exists, training, pause_s=0.002)
     [rank] = [
         process for process in psutil.Process(training.pid).children() if process.environ().get("RANK") == str(number)
     ]
@@ -189,20 +185,11 @@ def test_task_of_slurms_that_is_bound_to_one_core_says_so(monkeypatch: pytest.Mo
         os.sched_setaffinity(0, allowed)
 
 
-@pytest.mark.parametrize(
-    ("code", "kind", "told"),
-    [
-        (-signal.SIGKILL, ChildProcessError, "rank 2 was lost, by signal 9; start again"),
-        (75, SystemExit, "75"),
-        (1, SystemExit, "1"),
-        (-signal.SIGTERM, SystemExit, "143"),
-        (-signal.SIGINT, SystemExit, "130"),
-    ],
-)
-def test_exit_code_of_a_rank_is_handed_on(code: int, kind: type[BaseException], told: str) -> None:
+@cases("code, kind, told")
+def test_exit_code_of_a_rank_is_handed_on(code: int, kind: str, told: str) -> None:
     """A ChildProcessError is an OSError, which ends a stage with 75."""
     fault = fault_of(2, code)
-    assert type(fault) is kind
+    assert type(fault).__name__ == kind
     assert told in str(fault)
 
 
@@ -225,9 +212,7 @@ def test_lost_rank_is_to_blame_for_what_it_broke(loss: Loss) -> None:
         raise OSError("No space left on device")
 
 
-def test_leader_that_loses_a_rank_while_it_samples_ends_by_that(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_leader_that_loses_a_rank_ends_by_it(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Though it talks to no rank meanwhile, and is where faults are suppressed."""
     monkeypatch.setattr("flows.ranks.GRACE_S", 0.5)
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -55,9 +55,7 @@ def release(folder: Path) -> dict[str, Any]:
     return {"format": "musique", "train": train, "test": test}
 
 
-def test_same_stages_run_on_a_release(
-    tmp_path: Path, tiny_encoder: Path, inside: Inside, write_params: WriteParams
-) -> None:
+def test_stages_run_on_a_release(tmp_path: Path, tiny_encoder: Path, inside: Inside, write_params: WriteParams) -> None:
     search = {"kind": "hybrid", "dense": {"encoder": str(tiny_encoder), "max_tokens": 32}}
     data = {"datasets": ["musique"], "files": {"musique": release(tmp_path)}}
     env = CHANGES["env"] | ({} if REAL.is_dir() else {"top_k": 20})  # a random encoder ranks many short passages alike

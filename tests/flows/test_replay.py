@@ -15,8 +15,8 @@ import yaml
 from agent_r1 import params
 from agent_r1.credit.batch import groups_of
 from agent_r1.inspection.printed import replay_tables
-from agent_r1.inspection.replay import IterationReplay, by_spread, configurations, replay, stored_run
-from agent_r1.inspection.stored import StoredRun
+from agent_r1.inspection.replay import IterationReplay, by_spread, configurations, replay
+from agent_r1.inspection.stored import StoredRun, stored_run
 from agent_r1.learn import checkpoint
 from agent_r1.params.places import Places, RunId
 from agent_r1.records import Credit
@@ -200,9 +200,7 @@ def test_adapters_where_the_run_had_none_and_the_other_way_round_are_refused(
     else:
         monkeypatch.setattr(params, "load", lambda: with_rank(4))
     word, rank = ("with", 0) if trained else ("without", 4)
-    with pytest.raises(
-        ValueError, match=rf"ppo was trained {word} adapters, and model\.lora\.rank is {rank}; set it back"
-    ):
+    with pytest.raises(ValueError, match=rf"trained {word} adapters, and model\.lora\.rank is {rank}; set it back"):
         replayed(others=["ppo"], iterations=["0"], folder=folder)
     replayed(others=["ppo"], iterations=["0"], folder=folder, with_gradient=False)
 
@@ -215,9 +213,7 @@ def test_another_warm_start_is_refused(
         replayed(others=["ppo"], iterations=["0"])
 
 
-def test_filter_leaves_no_values_behind(
-    ppo: Path, tmp_path: Path, replayed: Callable[..., list[IterationReplay]]
-) -> None:
+def test_filter_leaves_no_value(ppo: Path, tmp_path: Path, replayed: Callable[..., list[IterationReplay]]) -> None:
     folder = shutil.copytree(ppo, tmp_path / "ppo")
     path = folder / "credit" / "000.parquet"
     rows = read_rows(path, Credit)

@@ -4,7 +4,6 @@ import dataclasses
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from safetensors.torch import load_file
 from agent_r1.params.places import RunId
 from agent_r1.records import Credit, Trajectory
 from agent_r1.tables import read_rows
+from tests.answering import wait_for
 from tests.fixtures import PLACES, WriteParams
 from tests.reading import OWN, lasting_metrics, progress
 
@@ -35,11 +35,7 @@ def fresh(tmp_path: Path, small_project: Path, write_params: WriteParams) -> Pat
 
 def killed_at(path: Path, process: subprocess.Popen[str]) -> str:
     """What a process has said that is killed as soon as there is a file."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not path.exists():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, f"{path} does not appear"
-        time.sleep(0.002)
+    wait_for(path.exists, process, pause_s=0.002)
     process.kill()
     return process.communicate(timeout=TIMEOUT_S)[1]
 
@@ -74,9 +70,7 @@ def learner_state(run: Path) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if not name.startswith("random")}
 
 
-def test_killed_training_that_is_started_again_ends_with_the_same_bits(
-    fresh: Path, ppo: Path, start: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_killed_training_has_the_same_bits(fresh: Path, ppo: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
     run, alone = fresh / PLACES.training(RunId("ppo")), ppo
     killed_at(run / "trajectories/002.parquet", start(*TRAIN))
     assert progress(run)["iterations"] == 2

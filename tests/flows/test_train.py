@@ -14,9 +14,8 @@ import pandas as pd
 import pytest
 import torch
 from mlflow import MlflowClient
-from transformers import AutoModelForCausalLM
 
-from agent_r1.files import model_hash
+from agent_r1.files import SUMS, model_hash
 from agent_r1.identity import Identity, read_start
 from agent_r1.learn.learner import frozen
 from agent_r1.learn.scoring import Compute
@@ -78,16 +77,6 @@ def test_groups_and_seeds_of_trajectories(ppo: Path, grpo: Path) -> None:
             assert {row.iteration for row in rows} == {iteration}
             assert len({row.question_id for row in rows}) == groups
         assert len({row.seed for rows in trajectories(run) for row in rows}) == ITERATIONS[run.name] * groups * samples
-
-
-@torch.no_grad()
-def test_first_iterations_logprobs_are_those_of_the_warm_start(run: Path, small_project: Path) -> None:
-    """As plain transformers computes them over the whole trajectory at once."""
-    model = AutoModelForCausalLM.from_pretrained(small_project / "outputs/warm_start", dtype=torch.float32)
-    for row in trajectories(run)[0]:
-        ids = torch.tensor(row.token_ids, dtype=torch.long)
-        logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0].numpy()
-        assert np.abs(logprobs - row.logprobs[1:])[row.action_mask[1:]].max() < CLOSE
 
 
 def test_groups_of_equal_returns_make_room_for_further_questions(small_project: Path, inside: Inside) -> None:
@@ -278,6 +267,7 @@ def test_stage_without_terminal_moves_other_run_aside(
 
 def test_other_weights_to_start_from_make_another_run(finished: Path) -> None:
     shutil.copytree(finished / PPO / "checkpoint/policy", finished / "outputs/warm_start", dirs_exist_ok=True)
+    (finished / "outputs/warm_start" / SUMS).unlink()
     with pytest.raises(ValueError, match=r"is another run's: warm_start \w+\.\.\. -> \w+\.\.\.; "):
         train(RunId("ppo"))
 
@@ -308,9 +298,7 @@ def test_terminal_asks_before_a_core_hour_makes_room(
     ("edited", "counts"),
     [("flows/train.py", True), ("agent_r1/learn/losses.py", True), ("agent_r1/inspection/viewer.py", False)],
 )
-def test_finished_run_is_refused_after_an_edit_of_the_stages_code_and_no_other(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, edited: str, counts: bool
-) -> None:
+def test_edited_code_is_refused(finished: Path, monkeypatch: pytest.MonkeyPatch, edited: str, counts: bool) -> None:
     """What DVC runs the stage again for, which moves it aside."""
     contents_before = contents(finished / PPO)
     for part in ("agent_r1", "flows"):

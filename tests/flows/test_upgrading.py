@@ -84,7 +84,10 @@ def test_project_from_a_wheel_is_upgraded_as_the_page_says(wheels: list[Path], t
     run(project, "git add -A && git commit -qm made", **variables)
     run(tmp_path, second, **variables)
     refused = run(project, "agent-r1 pipeline", 1, **variables)
-    assert "another package is installed than this project is of: train (agent_r1/learn)" in refused
+    assert (
+        "another package is installed than this project is of: warm_start (agent_r1/learn); train (agent_r1/learn)"
+        in refused
+    )
     block = re.findall(r"```\n(.*?)```", (ROOT / "docs/upgrading.md").read_text(), re.DOTALL)[0]
     params_before = (project / "params.yaml").read_text()
     output = run(project, "agent-r1 update", **variables)

@@ -66,9 +66,7 @@ def test_page_shows_training(project: Path, inside: Inside) -> None:
     assert page["weights"] == {"agent_r1": 1.0}
 
 
-def test_health_names_failures_and_links_to_them(
-    project: Path, inside: Inside, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_health_names_failures_with_links(project: Path, inside: Inside, capsys: pytest.CaptureFixture[str]) -> None:
     """The commands, links and kinds fit: the page holds the latest episode of each kind."""
     with inside(project):
         health("ppo")
@@ -113,9 +111,7 @@ def test_latest_evaluation_of_a_registered_policy_comes_first(project: Path, ins
     assert (found.count("before"), found.count("after"), found.count("training")) == (3, 3, 6)
 
 
-def test_evaluation_of_another_policy_is_left_out(
-    project: Path, inside: Inside, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_policys_evaluation_is_left_out(project: Path, inside: Inside, caplog: pytest.LogCaptureFixture) -> None:
     evaluated(project, "another")
     with inside(project):
         view(RunId("ppo"), trajectories=12)
@@ -136,9 +132,7 @@ def test_page_and_traces_go_to_the_run(ppo: Path, small_project: Path, inside: I
     assert all(trace.data.spans[0].inputs["question"] for trace in traces)
 
 
-def test_other_weights_than_those_of_the_run_are_refused(
-    project: Path, inside: Inside, write_params: WriteParams
-) -> None:
+def test_weights_unlike_those_of_the_run_are_refused(project: Path, inside: Inside, write_params: WriteParams) -> None:
     write_params(project, {"train": {"credit": {"rewards": {"valid_call": 5.0}}}})
     with inside(project), pytest.raises(ValueError, match=r"with the reward weights of ppo in params\.yaml; set them"):
         view(RunId("ppo"), trajectories=6)

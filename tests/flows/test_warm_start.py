@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from agent_r1.devices.meeting import MEETING
 from agent_r1.devices.sharing import Ranks
+from agent_r1.files import model_hash
 from agent_r1.learn import memory
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.records import Question
@@ -40,19 +41,19 @@ def stored(tmp_path: Path, tiny_model: Path) -> Path:
     return folder
 
 
-def test_model_is_passed_through_as_it_is_stored(
-    stored: Path, tmp_path: Path, inside: Inside, write_params: WriteParams
-) -> None:
+def test_model_passes_as_it_is_stored(stored: Path, tmp_path: Path, inside: Inside, write_params: WriteParams) -> None:
     write_params(tmp_path, {"model": {"path": str(stored)}})
     with inside(tmp_path):
         warm_start()
-    weights_before, weights_after = (
-        load_file(folder / "model.safetensors") for folder in (stored, tmp_path / PLACES.warm_start)
-    )
-    assert weights_before.keys() == weights_after.keys()
-    assert all(torch.equal(weight, weights_after[name]) for name, weight in weights_before.items())
-    assert {weight.dtype for weight in weights_after.values()} == {torch.bfloat16}
+    before, after = (load_file(folder / "model.safetensors") for folder in (stored, tmp_path / PLACES.warm_start))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+    assert {weight.dtype for weight in after.values()} == {torch.bfloat16}
     assert load_tokenizer(tmp_path / PLACES.warm_start).get_vocab() == load_tokenizer(stored).get_vocab()
+    flipped = tmp_path / PLACES.warm_start / "model.safetensors"
+    flipped.write_bytes(flipped.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(ValueError, match=r"warm_start/model.safetensors is missing or not as it was written"):
+        model_hash(str(tmp_path / PLACES.warm_start))
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -66,16 +67,12 @@ def test_fine_tuning_trains_the_weights_that_training_does(
         prepare()
         index()
         warm_start()
-    weights_before, weights_after = (
-        load_file(folder / "model.safetensors") for folder in (stored, tmp_path / PLACES.warm_start)
-    )
-    assert weights_before.keys() == weights_after.keys()
-    changed = {
-        name for name, weight in weights_before.items() if not torch.equal(weight.float(), weights_after[name].float())
-    }
-    linear = {name for name in weights_before if name.endswith("_proj.weight")}
-    assert changed == (linear if rank else set(weights_before))
-    assert {weight.dtype for weight in weights_after.values()} == {torch.bfloat16 if rank else torch.float32}
+    before, after = (load_file(folder / "model.safetensors") for folder in (stored, tmp_path / PLACES.warm_start))
+    assert before.keys() == after.keys()
+    changed = {name for name, weight in before.items() if not torch.equal(weight.float(), after[name].float())}
+    linear = {name for name in before if name.endswith("_proj.weight")}
+    assert changed == (linear if rank else set(before))
+    assert {weight.dtype for weight in after.values()} == {torch.bfloat16 if rank else torch.float32}
 
 
 @contextmanager

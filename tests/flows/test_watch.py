@@ -100,9 +100,7 @@ def test_warned_run_goes_on(touchy: Callable[..., Path]) -> None:
     assert (progress(run)["iterations"], progress(run)["stopped"]) == (3, False)
 
 
-def test_run_rolls_back_to_other_seeds_until_it_may_no_more(
-    tmp_path: Path, touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_rolls_back_and_stops(tmp_path: Path, touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Iteration 1 alarms; the one before it began with the good checkpoint, the warm start: back to iteration 0.
 
     Under the second seed iteration 1 alarms again, the one rollback is spent, and the run stops.
@@ -142,27 +140,28 @@ KILLS: list[tuple[str, Callable[[RunFolder], bool]]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "when"), KILLS)
 def test_run_killed_around_its_rollback_ends_with_the_same_bits(
-    touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, call: str, when: Callable[[RunFolder], bool]
+    touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The twin is killed once and started again."""
+    """The twin is killed once and started again, three times anew."""
     run = touchy(on_collapse="rollback", max_rollbacks=1)
     train(RunId("ppo"))
-    original = getattr(RunFolder, call)
-
-    def killed(folder: RunFolder, *arguments: Any, **named: Any) -> Any:
-        if when(folder):
-            raise Killed
-        return original(folder, *arguments, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, call, killed)
-        with pytest.raises(Killed):
-            train(RunId("twin"))
-    train(RunId("twin"))
     twin, weights = run.with_name("twin"), "checkpoint/policy/model.safetensors"
-    assert (twin / weights).read_bytes() == (run / weights).read_bytes()
-    assert progress(twin) == progress(run)
-    assert lasting_metrics(twin) == lasting_metrics(run)
-    assert [seeds(twin, each) for each in range(2)] == [seeds(run, each) for each in range(2)]
+    for call, when in KILLS:
+        original = getattr(RunFolder, call)
+
+        def killed(folder: RunFolder, *arguments: Any, when: Any = when, original: Any = original, **named: Any) -> Any:
+            if when(folder):
+                raise Killed
+            return original(folder, *arguments, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RunFolder, call, killed)
+            with pytest.raises(Killed):
+                train(RunId("twin"))
+        train(RunId("twin"))
+        assert (twin / weights).read_bytes() == (run / weights).read_bytes(), call
+        assert progress(twin) == progress(run)
+        assert lasting_metrics(twin) == lasting_metrics(run)
+        assert [seeds(twin, each) for each in range(2)] == [seeds(run, each) for each in range(2)]
+        shutil.rmtree(twin)

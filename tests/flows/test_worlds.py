@@ -88,9 +88,7 @@ def test_protocols_for_answers_are_refused_in_worlds(ice: Path, inside: Inside) 
         evaluate(EvaluationRequest("naive_rag"))
 
 
-def test_malformed_board_is_refused_before_a_model_is_loaded(
-    ice: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_malformed_board_is_refused_before_loading(ice: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Question(question_id="q", dataset="ice", split="train", text="?", env="frozen_lake", setup="{", strata={})]
     monkeypatch.setattr("agent_r1.training.assembly.read_rows", lambda *_: rows)
     with inside(ice), pytest.raises(ValueError, match=r"question 'q': a setup that is not JSON: '\{'"):

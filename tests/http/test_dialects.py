@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pytest
 
 from agent_r1.http.dialects.chat import ChatCompletions
-from agent_r1.http.dialects.conversation import Dialect, Refused
+from agent_r1.http.dialects.conversation import Dialect, Refused, Reply, ToolCall
 from agent_r1.http.dialects.messages import Messages
 from agent_r1.http.dialects.responses import Responses
 from agent_r1.rollout.chat import Chat
@@ -139,6 +139,7 @@ def contexts(chat: Chat, client: Client, seed: int) -> tuple[list[list[int]], li
         body = {"model": "gpt", **client.body()}
         request = client.dialect.read(json.dumps(body).encode(), stored)
         reply = episode.take(request, said).reply("policy")
+        assert len({name for name, *_ in reply.calls}) == len(reply.calls), "by its id a client answers a call"
         stored |= client.dialect.stored(request, reply)
         client.take(client.dialect.write(request, reply), [f"Result {number}.", "None."])
         if not reply.calls or rng.random() < 0.3:
@@ -183,6 +184,27 @@ def test_a_refusal_has_the_form_of_its_dialect() -> None:
     anthropic = {"type": "error", "error": {"type": "invalid_request_error", "message": str(fault)}, "request_id": None}
     assert Messages().error(fault) == anthropic
     assert Messages().error(Refused("x", None, 429))["error"]["type"] == "rate_limit_error"
+
+
+def test_functions_of_a_namespace_come_and_go_by_both_names() -> None:
+    """As Codex sends them: the policy knows `agents__wait`, its client `wait` of `agents`."""
+    dialect = Responses()
+    tools = [{"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "wait"}]}]
+    call = {"type": "function_call", "call_id": "c", "name": "wait", "namespace": "agents", "arguments": "{}"}
+    items = [*WHO, call, {"type": "function_call_output", "call_id": "c", "output": "Done."}]
+    request = dialect.read(json.dumps({"model": "m", "input": items, "tools": tools}).encode(), {})
+    assert request.tools == [{"type": "function", "function": {"name": "agents__wait"}}]
+    assert [call.name for message in request.messages for call in message.calls] == ["agents__wait"]
+    fields = {"name": "1", "model": "m", "content": "", "cut": False, "stop": None, "read": 1, "sampled": 1}
+    reply = Reply(thoughts=["a", "b"], calls=[ToolCall("d", "agents__wait", {})], **fields)
+    _, item = dialect.write(request, reply)["output"]
+    assert (item["namespace"], item["name"]) == ("agents", "wait")
+    names = [json.loads(event.partition("data: ")[2])["type"] for event in dialect.events(request, reply)]
+    assert names[dialect.opening : dialect.opening + 3] == [
+        "response.reasoning_summary_text.delta",
+        "response.reasoning_summary_text.delta",
+        "response.reasoning_summary_text.done",
+    ]
 
 
 def test_fields_that_change_no_token_are_taken_and_named() -> None:

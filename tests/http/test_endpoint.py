@@ -74,22 +74,14 @@ def test_an_option_that_a_model_refuses_is_left_out_from_then_on(caplog: pytest.
     ]
 
 
-@pytest.mark.parametrize(
-    "refused",
-    [
-        refusal("This model's maximum context length is 512 tokens. However, you requested 64 output tokens"),
-        refusal("the request exceeds the available context size", code=400),  # llama.cpp's
-        refusal("the question has 600 tokens, and the limit is 448", code="context_length_exceeded"),  # an agent's own
-        refusal("prompt is too long: 200534 tokens > 200000 maximum"),
-    ],
-)
-def test_a_conversation_is_asked_once_more_without_a_limit_before_it_counts_as_too_long(refused: Said) -> None:
+@cases("message, more")
+def test_long_conversation_is_asked_once_more_without_a_limit(message: str, more: Any) -> None:
     heard: list[bool] = []
 
     def answer(asked: Heard) -> Said:
         heard.append("max_tokens" in asked.body)
         short = len(asked.body["messages"]) == 2
-        return (200, json.dumps(SAID).encode()) if short and not heard[-1] else refused
+        return (200, json.dumps(SAID).encode()) if short and not heard[-1] else refusal(message, **more)
 
     with answering(answer) as url:
         asked = Endpoint(url, timeout_s=20.0, retries=3)
@@ -98,9 +90,6 @@ def test_a_conversation_is_asked_once_more_without_a_limit_before_it_counts_as_t
             asked.complete("m", MESSAGES * 2, OPTIONS)
     assert heard == [True, False] * 2
     assert not asked.untold
-
-
-CALL = {"name": "search", "arguments": '{"query": "Tesk"}'}
 
 
 @cases("message, read")
@@ -179,17 +168,10 @@ def test_what_drips_ends_at_the_limit_of_the_whole_answer() -> None:
 EVENT = b'data: {"a": 1}\n\n'
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "fault", "message"),
-    [
-        (200, EVENT, WorldFault, "ended in the middle of an answer"),
-        (200, EVENT + b"data: " + b"x" * (33 << 20), WorldFault, "larger than 32 MiB"),
-        (503, b'{"error": {"message": "the engine failed"}}', WorldFault, "status 503, the engine failed"),
-        (400, b'{"error": {"message": "no room"}}', ValueError, "status 400: no room"),
-    ],
-)
-def test_a_stream_is_read_to_its_end(status: int, body: bytes, fault: type[Exception], message: str) -> None:
-    with answering(lambda _: (status, body)) as url, pytest.raises(fault, match=message):
+@cases("status, body, fault, message")
+def test_a_stream_is_read_to_its_end(status: int, body: str, fault: str, message: str) -> None:
+    kind = {"WorldFault": WorldFault, "ValueError": ValueError}[fault]
+    with answering(lambda _: (status, body.encode())) as url, pytest.raises(kind, match=message):
         list(Endpoint(url, timeout_s=20.0).stream(Shown, {"model": "m"}))
     with answering(lambda _: (200, b": hello\n" + EVENT + b"data: [DONE]\n\n")) as url:
         assert list(Endpoint(url, timeout_s=20.0).stream(Shown, {"model": "m"})) == [Shown({"a": 1})]

@@ -1,7 +1,6 @@
 """Small episodes whose tokens are words, and a real browser that looks at pages of them."""
 
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from agent_r1.inspection.stored import PageTrajectory, When
 from agent_r1.records import Call, CallStatus, Credit, Question, Source, Trajectory
 from tests.trajectories import from_parts, question_fields
-
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-Part = tuple[Source, str]
 
 OpenPage = Callable[..., Page]
 
@@ -100,18 +96,6 @@ def _credit(trajectory: Trajectory, sampled: Any) -> Credit:
         **dict.fromkeys(("loss_mask", "critic_mask"), sampled),
         kept=True,
     )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """The machine's Chromium. Its driver's event loop runs as long, and no other file's test may be inside of one."""
-    path = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if path is None:
-        pytest.skip(f"no browser: none of {', '.join(CHROMIUM)} is on the PATH (apt-get install chromium)")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

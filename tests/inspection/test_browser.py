@@ -14,7 +14,7 @@ from agent_r1.files import write_text
 from agent_r1.inspection.report_page import report_page
 from agent_r1.inspection.stored import PageTrajectory, When
 from agent_r1.inspection.viewer import page
-from agent_r1.records import CallStatus
+from agent_r1.records import CallStatus, Outcome
 from tests.cases import cases
 
 ABOUT: dict[str, Any] = {"facts": [["run", "ppo"]], "weights": {"em": 1.0}, "notes": ["Chosen by hand."]}
@@ -91,6 +91,15 @@ def test_step_shows_parts_and_rewards(open_groups: Open, make_entry: MakeEntry) 
     assert last.locator("summary").all_inner_texts() == ["ANSWER"]
     assert last.locator(".chip").all_inner_texts() == ["em +1", "reward +1"]
     assert str(last.locator(".tokens").text_content()) == "<answer>Tesk</answer> <end>"
+
+
+def test_aborted_episode_is_neither_right_nor_wrong(open_groups: Open, make_entry: MakeEntry) -> None:
+    right, aborted = make_entry("a"), make_entry("b")
+    page = open_groups([[right], [replace(aborted, trajectory=replace(aborted.trajectory, outcome=Outcome.ABORTED))]])
+    assert page.locator("#list .mark").all_text_contents() == ["✓", "\N{EN DASH}"]
+    assert page.locator("#count").text_content() == "2 of 2, 100 % right"
+    page.select_option("#right", "not scored")
+    assert page.locator("#list .mark").get_attribute("aria-label") == "not scored"
 
 
 @cases("filter, value, rows")
@@ -213,9 +222,7 @@ def test_page_may_connect_nowhere(browser: Any, make_entry: MakeEntry, words: An
     assert refused == "img-src"
 
 
-def test_report_page_holds_picture_and_question_before_and_after(
-    four: list[list[PageTrajectory]], words: Any, browser: Browser, tmp_path: Path
-) -> None:
+def test_report_page_holds_pair(four: list[list[PageTrajectory]], words: Any, browser: Browser, tmp_path: Path) -> None:
     pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
     (tmp_path / "report").mkdir()
     (tmp_path / "report/dot.png").write_bytes(base64.b64decode(pixel))

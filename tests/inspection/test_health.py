@@ -18,11 +18,10 @@ from agent_r1.params.credit import CreditParams, RewardWeights
 from agent_r1.records import Call, CallStatus, Credit, Outcome, Source, Trajectory
 from agent_r1.tables import write_rows
 from tests.cases import cases
-from tests.credit.test_reward_hacks import CREDIT, HONEST, LIMITS, MAX_STEPS, Play, answer, play, search  # noqa: F401
+from tests.credit.test_reward_hacks import CREDIT, HONEST, LIMITS, MAX_STEPS, Play, play  # noqa: F401
 from tests.trajectories import from_parts
 
 OK = CallStatus.OK
-FAILED = CallStatus.FAILED
 ITERATIONS = 8
 EPISODES = 7
 
@@ -45,24 +44,10 @@ def decode(token_ids: Sequence[int]) -> str:
     return "".join(map(chr, token_ids))
 
 
-@pytest.mark.parametrize(
-    ("trajectory", "kinds"),
-    [
-        (episode(OK, error="Error: no"), []),
-        (episode(CallStatus.MALFORMED, CallStatus.MALFORMED), ["malformed action"]),
-        (episode(OK, OK, OK, arguments='{"a": 1}'), ["repeated call"]),
-        (episode(OK, outcome=Outcome.TURN_LIMIT), ["turn limit"]),
-        (episode(OK, outcome=Outcome.TOKEN_LIMIT), ["token limit"]),
-        (episode(FAILED, FAILED, outcome=Outcome.ABORTED), ["aborted"]),
-        (episode(FAILED, error="Error: no row 12 in 'films'"), ["look failed: no row ... in ..."]),
-        (episode(FAILED), ["look failed:"]),
-        (episode(CallStatus.TIMEOUT, error="Error: " + "slow " * 30), ["look timeout: " + "slow " * 8 + "..."]),
-        (episode(CallStatus.UNKNOWN_TOOL, error="Error: there is no tool 'x', only look"), None),
-    ],
-)
-def test_failures_of_an_episode(trajectory: Trajectory, kinds: list[str] | None) -> None:
-    expected = ["unknown tool: there is no tool ..., only look"] if kinds is None else kinds
-    assert sorted({*failures(trajectory, decode)}) == expected
+@cases("statuses, fields, kinds")
+def test_failures_of_an_episode(statuses: list[str], fields: dict[str, Any], kinds: list[str]) -> None:
+    ending = {"outcome": Outcome(fields.get("outcome", "answered"))}
+    assert sorted({*failures(episode(*map(CallStatus, statuses), **fields | ending), decode)}) == kinds
 
 
 def test_answer_in_no_observation_is_unsupported() -> None:
@@ -149,21 +134,21 @@ def test_audit_names_kind_from_a_fifth_of_episodes_on(count: int, named: bool, t
 
 
 # A weighted part -> its hack: the episodes before, in turns, and the episode that takes over. As test_reward_hacks.py.
-WRONG = (search("Low Tide"), answer("Veld"))
-GUESS = (answer("Tesk"),)
+WRONG = ("? Low Tide", "= Veld")
+GUESS = ("= Tesk",)
 BROKEN = '<tool_call>{"name": "seek", "arguments": {}}</tool_call>'
-PLAIN = (search("Low Tide"), search("Mara Quill"), answer("Tesk"))
-SEARCHES = (search("Low Tide"),) * MAX_STEPS
+PLAIN = ("? Low Tide", "? Mara Quill", "= Tesk")
+SEARCHES = ("? Low Tide",) * MAX_STEPS
 HACKS: dict[str, tuple[Sequence[Sequence[str]], Sequence[str]]] = {
-    "think": ([PLAIN, WRONG], (answer("", "x"),)),
-    "grounded": ([PLAIN, WRONG, WRONG], (search("Low Tide"), answer("film"))),
-    "valid_call": ([HONEST, WRONG], (search("zzz"),) * MAX_STEPS),
-    "progress": ([(search("Mara Quill"), answer("Tesk"))], (search("Low Tide Mara Quill"),) * MAX_STEPS),
-    "failed_call": ([(BROKEN, *HONEST)], (answer("no idea"),)),
-    "repeat_call": ([(search("Low Tide"), *HONEST)], (answer("no idea"),)),
-    "no_answer": ([SEARCHES, HONEST], (answer(""),)),
-    "agent_r1": ([SEARCHES], (answer(""),)),
-    "f1": ([*[WRONG] * 6, HONEST], (search("Low Tide"), answer("Tesk Mara Quill"))),
+    "think": ([PLAIN, WRONG], ("<think>x</think>= ",)),
+    "grounded": ([PLAIN, WRONG, WRONG], ("? Low Tide", "= film")),
+    "valid_call": ([HONEST, WRONG], ("? zzz",) * MAX_STEPS),
+    "progress": ([("? Mara Quill", "= Tesk")], ("? Low Tide Mara Quill",) * MAX_STEPS),
+    "failed_call": ([(BROKEN, *HONEST)], ("= no idea",)),
+    "repeat_call": ([("? Low Tide", *HONEST)], ("= no idea",)),
+    "no_answer": ([SEARCHES, HONEST], ("= ",)),
+    "agent_r1": ([SEARCHES], ("= ",)),
+    "f1": ([*[WRONG] * 6, HONEST], ("? Low Tide", "= Tesk Mara Quill")),
 }
 
 
@@ -199,8 +184,8 @@ def test_audit_names_reward_of_guesses_that_dev_questions_do_not_pay(play: Play,
 def test_audit_names_nothing_in_run_that_learns(play: Play, tmp_path: Path) -> None:  # noqa: F811
     """Its one repetition is counted."""
     params = paid(agent_r1=1.0, grounded=0.2)
-    iterations = drifting(play, [(search("Low Tide"), answer("film"))], HONEST)
-    iterations[-1][0] = replace(play(search("Low Tide"), *HONEST), trajectory_id="7/q0/0", iteration=7)
+    iterations = drifting(play, [("? Low Tide", "= film")], HONEST)
+    iterations[-1][0] = replace(play("? Low Tide", *HONEST), trajectory_id="7/q0/0", iteration=7)
     kinds = audit(Rows(tmp_path, iterations, params), params, LIMITS.max_tokens)
     assert [(kind.kind, len(kind.episodes), kind.named) for kind in kinds] == [("repeated call", 1, False)]
 

@@ -81,7 +81,7 @@ def versions(project: Path, run_id: str) -> Iterator[None]:
         registry.register(describe(f"{number}" * 64, f"ppo-seed{number}", mlflow_run_id=run.run_id))
         run.final({"success": 0.8 + number / 100, "success/low": 0.75, "success/high": 0.9})
     played = from_parts([(Source.PROMPT, [0]), (Source.ACTION, [1, 1])], [{"rewards": {"em": 1.0}}])
-    question = Question(**question_fields(text="Who directed Veld?"))
+    question = Question(**question_fields("director-of-veld", text="Who directed Veld?"))
     tracking.log_traces(run_id, [Rewarded("test", question, played)], str)
     tracking.keep_questions(MEASURED_ON, "ab" * 32, [question])
     tracking.keep_prompt(run_id, "agent_r1-prompt", "cd" * 32, "Search, then answer.")
@@ -89,9 +89,7 @@ def versions(project: Path, run_id: str) -> Iterator[None]:
     mlflow.set_tracking_uri(None)  # type: ignore[arg-type]
 
 
-def test_first_visitor_sees_runs_charts_models_versions_and_traces(
-    browser: Browser, versions: None, mlflow_ui: str, project: Path, run_id: str
-) -> None:
+def test_first_visitor_sees_pages(browser: Browser, versions: None, mlflow_ui: str, project: Path, run_id: str) -> None:
     """One click from the address to the charts, at a laptop's size; a stranger sees nothing."""
     stranger = browser.new_page()
     with pytest.raises(Error, match="ERR_INVALID_AUTH_CREDENTIALS"):
@@ -135,9 +133,7 @@ def test_first_visitor_sees_runs_charts_models_versions_and_traces(
     context.close()
 
 
-def test_one_click_leads_to_policies_measured_on_a_data_set(
-    browser: Browser, versions: None, mlflow_ui: str, project: Path
-) -> None:
+def test_one_click_leads_to_measured_policies(browser: Browser, versions: None, mlflow_ui: str, project: Path) -> None:
     """The run that was not measured is not among them. *Compare* opens on their scores; data and prompt have pages."""
     context = browser.new_context(viewport={"width": 1280, "height": 800}, http_credentials=known(project))
     context.set_default_timeout(PATIENCE_MS)
@@ -161,6 +157,7 @@ def test_one_click_leads_to_policies_measured_on_a_data_set(
         (f"experiments/1/datasets/{data.dataset_id}", "Who directed Veld?"),
         ("experiments/1/prompts", "agent_r1-prompt"),
         ("prompts/agent_r1-prompt", "Search, then answer."),
+        ("experiments/1/traces?groupBy=session", "director-of-veld"),
     ):
         tab.goto(f"{mlflow_ui}/#/{view}")
         expect(tab.get_by_text(text).first).to_be_visible(timeout=PATIENCE_MS)

@@ -7,11 +7,9 @@ import pytest
 from rich.console import Console
 
 from agent_r1.evaluation.scores import by_question, predict
-from agent_r1.inspection.profile import Player, profile_tables, training_questions
+from agent_r1.inspection.profile import Player, profile_tables
 from agent_r1.inspection.stored import PageTrajectory
 from agent_r1.params import SHIPPED, load
-from agent_r1.records import Question
-from tests.trajectories import question_fields
 
 USE = {"calls": 1.0, "ok_share": 0.5, "timeout_share": 0.0, "latency_p50_s": 0.002, "latency_p95_s": 0.004}
 
@@ -55,12 +53,3 @@ def test_profile_by_hand(entries: list[PageTrajectory]) -> None:
         "In about 15 of its 30 groups success differs.",
         "search: 1.00 calls an episode, 50% of them well, half of them within 2 ms, 95 % within 4 ms",
     ]
-
-
-def test_training_questions_are_drawn_from_train_split() -> None:
-    rows = [Question(**question_fields(f"{split}{n}", split=split)) for split in ("train", "test") for n in range(9)]
-    drawn = training_questions(rows, 5, seed=0)
-    assert {question.split for question in drawn} == {"train"}
-    assert len({question.question_id for question in drawn}) == 5
-    assert drawn == training_questions(rows, 5, seed=0) != training_questions(rows, 5, seed=1)
-    assert len(training_questions(rows, 50, seed=0)) == 9

@@ -51,9 +51,5 @@ def test_pairs_keep_samples_of_a_question_together(make_entry: Callable[..., Pag
         for when, start in ((When.BEFORE, 0), (When.AFTER, 2))
     ]
     groups = pairs(*entries, 3, seed=0)
-    assert [[entry.question.question_id for entry in group] for group in groups] == [
-        ["up"] * 4,
-        ["down"] * 4,
-        ["same"] * 4,
-    ]
-    assert [entry.when for entry in groups[0]] == [When.BEFORE] * 2 + [When.AFTER] * 2
+    assert [[row.question.question_id for row in group] for group in groups] == [["up"] * 4, ["down"] * 4, ["same"] * 4]
+    assert [row.when for row in groups[0]] == [When.BEFORE] * 2 + [When.AFTER] * 2

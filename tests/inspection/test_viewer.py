@@ -70,9 +70,7 @@ def test_numbers_outside_of_actions_are_packed_for_every_token(make_entry: MakeE
 
 
 @pytest.mark.parametrize(("logprob", "told"), [(-0.123456, -0.123), (-np.inf, None)])
-def test_number_has_three_digits_and_is_null_if_not_finite(
-    make_entry: MakeEntry, words: Any, logprob: float, told: float | None
-) -> None:
+def test_number_has_three_digits_or_null(make_entry: MakeEntry, words: Any, logprob: float, told: float | None) -> None:
     trajectory = make_entry().trajectory
     logprobs = np.where(trajectory.action_mask, logprob, 0).astype(np.float32)
     entry = replace(make_entry(), trajectory=replace(trajectory, logprobs=logprobs))

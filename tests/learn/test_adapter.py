@@ -147,9 +147,7 @@ def test_weights_beneath_adapters_are_kept_and_saved_in_the_compute_dtype(make_l
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_adapters_alone_are_merged_later_to_the_same_bits(
-    make_learner: Make, tiny_model: Path, tmp_path: Path, dtype: str
-) -> None:
+def test_adapters_merged_later_have_same_bits(make_learner: Make, tiny_model: Path, tmp_path: Path, dtype: str) -> None:
     learner = make_learner(adapter=LORA, dtype=dtype)
     move(learner)
     learner.save_policy(tmp_path / "merged")
@@ -162,9 +160,7 @@ def test_adapters_alone_are_merged_later_to_the_same_bits(
 
 
 @cases("changes, message")
-def test_what_peft_would_obey_and_nobody_wrote_here_is_refused(
-    make_learner: Make, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_unknown_peft_keys_refused(make_learner: Make, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     make_learner(adapter=LORA).save_policy(tmp_path)
     file = tmp_path / "adapter/adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
@@ -195,9 +191,7 @@ NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     ],
     ids=["missing", "further", "narrower"],
 )
-def test_tensors_that_do_not_fit_the_model_are_refused(
-    make_learner: Make, tiny_model: Path, tmp_path: Path, change: Make
-) -> None:
+def test_unfit_tensors_are_refused(make_learner: Make, tiny_model: Path, tmp_path: Path, change: Make) -> None:
     """Before an evaluation runs them beside the model, and before a training goes on from them."""
     learner = make_learner(adapter=LORA)
     learner.save_policy(tmp_path)
@@ -213,9 +207,7 @@ def test_tensors_that_do_not_fit_the_model_are_refused(
             check()
 
 
-def test_adapters_of_another_model_or_shape_are_refused(
-    make_learner: Make, tmp_path: Path, tiny_model: Path, changed_model: Path
-) -> None:
+def test_other_adapters_are_refused(make_learner: Make, tmp_path: Path, tiny_model: Path, changed_model: Path) -> None:
     learner = make_learner(adapter=LORA)
     learner.save_policy(tmp_path)
     stored = read_stored(tmp_path)

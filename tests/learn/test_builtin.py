@@ -52,9 +52,7 @@ def test_a_saved_model_loads_in_plain_transformers(tiny_tokenizer: PreTrainedTok
 
 
 @pytest.mark.parametrize(("hidden_size", "heads"), [(64, 3), (64, 4)])
-def test_heads_the_engine_cannot_have_are_refused(
-    tiny_tokenizer: PreTrainedTokenizerFast, hidden_size: int, heads: int
-) -> None:
+def test_impossible_heads_are_refused(tiny_tokenizer: PreTrainedTokenizerFast, hidden_size: int, heads: int) -> None:
     """64 over 3 is no whole number; 64 over 4 is 16, and the engine on a CPU needs a multiple of 32."""
     with pytest.raises(ValueError, match=f"hidden_size 64 over {heads} heads gives heads of"):
         new_model(tiny_tokenizer, hidden_size=hidden_size, layers=1, heads=heads, max_tokens=64, seed=0)

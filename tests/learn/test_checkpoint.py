@@ -177,21 +177,17 @@ def test_an_amended_checkpoint_keeps_its_hashes(learner: Learner, folder: Path) 
         checkpoint.load(folder, learner)
 
 
-def test_hashes_are_those_of_the_newer_checkpoint_that_came_meanwhile(
-    learner: Learner, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    olds = iter([checkpoint._sums(folder)])
+def test_hashes_are_those_of_newer_checkpoint(learner: Learner, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    olds = iter([checkpoint.read_sums(folder)])
     checkpoint.save(folder, learner, after(2))
-    read = checkpoint._sums
-    monkeypatch.setattr(checkpoint, "_sums", lambda folder: next(olds, None) or read(folder))
+    read = checkpoint.read_sums
+    monkeypatch.setattr(checkpoint, "read_sums", lambda folder: next(olds, None) or read(folder))
     assert checkpoint.peek(folder) == after(2)
 
 
 @pytest.mark.parametrize("lines", [None, 0, 1, -1])
 @pytest.mark.parametrize("before_sums", [False, True])
-def test_without_all_of_its_hashes_a_checkpoint_is_damaged_unless_its_record_is_of_before_them(
-    learner: Learner, tmp_path: Path, lines: int | None, before_sums: bool
-) -> None:
+def test_missing_hashes_are_a_damage(learner: Learner, tmp_path: Path, lines: int | None, before_sums: bool) -> None:
     """Then the refusal brings the command that writes them."""
     folder = tmp_path / "a run's" / "checkpoint"
     checkpoint.save(folder, learner, after(1))

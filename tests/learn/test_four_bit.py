@@ -73,9 +73,7 @@ def test_rows_of_any_length_are_rounded_in_blocks_of_64(width: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_four_bits_learn_as_the_full_weights_they_stand_for(
-    make: Make, samples: Samples, dtype: str, checkpointing: bool
-) -> None:
+def test_four_bits_learn_as_their_full_weights(make: Make, samples: Samples, dtype: str, checkpointing: bool) -> None:
     full = make("full", dtype=dtype, checkpointing=checkpointing)
     small = make("four_bit", dtype=dtype, checkpointing=checkpointing)
     kinds = [type(module) for module in (*small.policy.modules(), *small.critic.modules())]
@@ -96,9 +94,7 @@ def test_four_bits_learn_as_the_full_weights_they_stand_for(
         assert torch.equal(own_gradients[name], gradient), name
 
 
-def test_the_merged_policy_is_that_of_full_weights_and_a_training_goes_on(
-    make: Make, samples: Samples, rounded: Path, tmp_path: Path
-) -> None:
+def test_merged_policy_is_that_of_full_weights(make: Make, samples: Samples, rounded: Path, tmp_path: Path) -> None:
     learner = make("four_bit")
     learner.update(*samples, 0)
     learner.save_policy(tmp_path / "policy")

@@ -10,14 +10,26 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from agent_r1.inspection.replay import PolicyGradient, policy_gradient
-from agent_r1.learn.gradients import asked_of_learner, credited, not_finite_in, require_none, span_lengths
+from agent_r1.learn import scoring
+from agent_r1.learn.gradients import (
+    add_policy_gradient,
+    asked_of_learner,
+    credited,
+    not_finite_in,
+    require_none,
+    span_lengths,
+)
 from agent_r1.learn.learner import Learner
+from agent_r1.learn.losses import policy_metrics
 from agent_r1.learn.scoring import Compute, micro_batches
 from agent_r1.params.train import UpdateParams
 from agent_r1.records import Credit, Trajectory
-from tests.learn.learning import CPU, UPDATE, make_credit, make_trajectory, with_changes
+from benchmarks import families
+from benchmarks.synthetic import shipped_with
+from tests.learn.learning import CPU, UPDATE, gradients, make_credit, make_trajectory, with_changes
 
 MakeLearner = Callable[..., Learner]
 
@@ -73,9 +85,7 @@ def plain_gradient(
     return torch.cat([each.flatten() for each in found])
 
 
-def test_the_parts_are_those_of_plain_autograd(
-    make_learner: MakeLearner, trajectories: list[Trajectory], tiny_model: Path
-) -> None:
+def test_parts_are_plain_autograds(make_learner: MakeLearner, trajectories: list[Trajectory], tiny_model: Path) -> None:
     credits_ = [make_credit(each, loss_mask=after_prompt(each)) for each in trajectories]
     found = measured(make_learner(with_critic=False), trajectories, credits_, UPDATE)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
@@ -103,11 +113,40 @@ def test_the_parts_add_up_to_the_step_that_training_takes(
     assert found.metrics["policy/loss"] == pytest.approx(trained["policy/loss"], abs=1e-6)
 
 
-Make = Callable[..., Any]
+@pytest.mark.parametrize("changes", [{}, {"packing": True}, {"gradient_checkpointing": True}])
+def test_the_balance_of_experts_has_the_gradient_of_transformers_own_loss(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of eight experts a token, in two layers; the output layer goes three tokens at a time."""
+    monkeypatch.setattr(scoring, "CHUNK", 3 * families.WORDS)
+    families.make_model("Qwen3-MoE", tmp_path)
+    settings = shipped_with({"model": changes, "train": {"update": {"balance_loss": 0.5}}})
+    learner = Learner(tmp_path, settings.train.update, settings.model, with_critic=False, seed=0)
+    episode = make_trajectory(0, [P, P, A, A, A, A, A, O, A, A])
+    credit = replace(make_credit(episode), advantages=np.zeros(10, np.float32))
+    rows = learner.credited([episode], [credit])
+    tokens = add_policy_gradient(learner.policy, rows, 7, learner.params, learner.compute, learn=True)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.as_tensor(episode.token_ids, dtype=torch.long)[None]
+    predictors = torch.as_tensor([*credit.loss_mask[1:], False])[None]
+    routers = model(ids, output_router_logits=True).router_logits
+    expected = sum(load_balancing_loss_func((logits,), 8, 2, predictors) for logits in routers) / len(routers) / 2
+    (0.5 * expected).backward()
+    assert tokens.balance.tolist() == pytest.approx([expected.item()] * 7)
+    assert policy_metrics(tokens, learner.params, 7, 7)["policy/loss"] == pytest.approx(0.5 * expected.item())
+    own = gradients(learner.policy)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(own[name], gradient, rtol=1e-4, atol=1e-7)
+    assert own["model.layers.1.mlp.gate.weight"].norm() > 1e-3
+
+
+def test_a_balance_of_experts_is_refused_where_there_are_none(make_learner: MakeLearner) -> None:
+    with pytest.raises(ValueError, match=r"balance_loss 0.1 has no effect: .* has no experts; set it to 0"):
+        make_learner(with_critic=False, balance_loss=0.1)
+
+
 P, A, O = 0, 1, 2  # noqa: E741
-EVERYTHING = {"kl_loss": 0.3, "entropy_bonus": 0.2, "importance_cap": 1.5}
 RATIOS = ["token", "step", "sequence"]
-AGGREGATIONS = [("token_mean", 0), ("sequence_mean", 0), ("constant_length", 50)]
 
 
 def compute(max_tokens: int) -> Compute:

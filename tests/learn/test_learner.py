@@ -125,9 +125,7 @@ def test_the_loss_is_divided_by_what_the_whole_step_holds_gradient_or_not(
     assert_close(part("critic", alone), part("critic", beside))
 
 
-def test_the_importance_cap_weighs_the_gradient(
-    make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_importance_cap_weighs_gradient(make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sampler claims ln 2 less than the learner has: weight 2, capped at 1.5, over a ratio that starts at 1."""
     trajectories, credits = samples
     stale = shifted(trajectories, -np.log(2))
@@ -139,9 +137,7 @@ def test_the_importance_cap_weighs_the_gradient(
     assert metrics["policy/mismatch_max"] == pytest.approx(np.log(2), abs=1e-4)
 
 
-def test_a_trajectory_beyond_the_bounds_is_masked_as_a_whole_and_counts_in_the_divisor(
-    make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_masked_trajectory_still_divides(make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sampler claims ln 2 less at each of 5, 2, 6 and 5 tokens: products 32, 4, 64, 32, of which one is below 5.
 
     Its gradient is then 4 times itself, and the divisor still counts all 18 tokens.
@@ -154,9 +150,7 @@ def test_a_trajectory_beyond_the_bounds_is_masked_as_a_whole_and_counts_in_the_d
 
 
 @pytest.mark.parametrize("ratio", ["token", "step", "sequence", "sequence_token"])
-def test_chunks_of_the_output_layer_change_nothing_but_rounding(
-    make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch, ratio: str
-) -> None:
+def test_chunks_only_round(make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch, ratio: str) -> None:
     """Of two tokens each, with every term of the loss in play."""
     make = partial(make_learner, ratio=ratio, max_grad_norm=1e9, **EVERYTHING)
     expected = gradients_of(monkeypatch, whole := make(), *samples)
@@ -164,9 +158,7 @@ def test_chunks_of_the_output_layer_change_nothing_but_rounding(
     assert_close(expected, gradients_of(monkeypatch, make(), *samples))
 
 
-def test_gradients_of_chunks_in_bfloat16_are_rounded_once(
-    make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_of_chunks_round_once(make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     """256 of the first of nine chunks and 1 of each other: added one by one in bfloat16 they would stay 256."""
     learner = make_learner(with_critic=False, max_tokens_per_microbatch=1000)
     learner.policy.bfloat16()
@@ -234,9 +226,7 @@ def test_where_all_are_left_out_the_critic_trains_alone(make_learner: Make, samp
 
 
 @pytest.mark.parametrize("kept", [4, 2])
-def test_the_number_of_optimiser_steps_is_the_same_whatever_is_kept(
-    make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch, kept: int
-) -> None:
+def test_steps_ignore_filters(make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
     learner = make_learner(minibatches=2, epochs=3, critic={"minibatches": 1, "epochs": 4})
     steps: list[str] = []
     monkeypatch.setattr(learner.policy_optimizer, "step", lambda: steps.append("policy"))
@@ -274,9 +264,7 @@ def test_masked_tokens_change_no_weight_whatever_their_credit(make_learner: Make
     assert same_bits(clean, dirty)
 
 
-def test_what_has_no_gradient_counts_in_the_mismatch_and_among_what_could_be_clipped(
-    make_learner: Make, samples: Samples
-) -> None:
+def test_what_has_no_gradient_counts_in_the_mismatch_and_the_clipped_part(make_learner: Make, samples: Samples) -> None:
     """Of rows with 5, 2, 6 and 5 action tokens the last two have no advantage; the sampler is off in these alone."""
     credits = without_advantage(without_critic(samples.credits), slice(2, None))
     stale = shifted(samples.trajectories, 0, 0, -np.log(2), -np.log(2))
@@ -289,9 +277,7 @@ def test_what_has_no_gradient_counts_in_the_mismatch_and_among_what_could_be_cli
     assert clipped == 5 / 18
 
 
-def test_old_logprobs_of_observations_are_those_before_the_first_step(
-    make_learner: Make, trajectories: list[Trajectory]
-) -> None:
+def test_observations_have_logprobs_of_before_first_step(make_learner: Make, trajectories: list[Trajectory]) -> None:
     # Only observations have an advantage. Were their ratio taken afresh in the second pass, it would be 1 in both, and
     # the loss minus the mean advantage.
     rows, credits = trajectories[2:], []
@@ -343,9 +329,7 @@ def test_the_optimisers_are_as_configured(make_learner: Make, samples: Samples) 
 
 
 @pytest.mark.parametrize("key", ["learning_rate", "epochs", "minibatches", "value_clip"])
-def test_without_a_critic_values_are_zero_and_its_settings_change_nothing(
-    make_learner: Make, samples: Samples, key: str
-) -> None:
+def test_values_are_zero_without_critic_whatever_its_settings(make_learner: Make, samples: Samples, key: str) -> None:
     plain, other = make_learner(with_critic=False), make_learner(with_critic=False, critic={key: 3})
     assert [values.tolist() for values in plain.values(samples.trajectories[:1])] == [[0.0] * 9]
     metrics = plain.update(*samples, 0)
@@ -355,9 +339,7 @@ def test_without_a_critic_values_are_zero_and_its_settings_change_nothing(
 
 
 @pytest.mark.parametrize(("model", "field"), [("policy", "advantages"), ("critic", "value_targets")])
-def test_a_loss_that_is_not_finite_names_its_trajectory_and_changes_nothing(
-    make_learner: Make, samples: Samples, model: str, field: str
-) -> None:
+def test_not_finite_loss_names_trajectory_alone(make_learner: Make, samples: Samples, model: str, field: str) -> None:
     trajectories, credits = samples
     learner = make_learner()
     before = weights(getattr(learner, model))
@@ -441,9 +423,7 @@ def reference(tiny_model: Path, make_learner: Make) -> Reference:
     return reference_of(make_learner(with_critic=False), tiny_model)
 
 
-def test_with_adapters_it_is_the_learners_own_model(
-    reference: Reference, tiny_model: Path, make_learner: Make, samples: Samples
-) -> None:
+def test_adapters_share_reference(reference: Reference, tiny_model: Path, make_learner: Make, samples: Samples) -> None:
     """No second copy, and what it says is what the model said before its adapters were trained."""
     learner = make_learner(adapter=LORA, learning_rate=0.01)
     beneath = reference_of(learner, tiny_model)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from agent_r1.learn.losses import (
     LossTokens,
+    balance,
     clipped_policy_loss,
     clipped_tokens,
     clipped_value_loss,
@@ -65,24 +66,8 @@ def test_the_dual_clip_bounds_the_ratio_of_bad_actions(dual_clip: float, loss: f
     assert clipped_tokens(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item() == (0 < dual_clip < 4)
 
 
-@pytest.mark.parametrize(
-    ("rule", "floor", "cap", "ratios", "weights"),
-    [
-        # Twice as likely for the learner as for the sampler: 2; half as likely: 1/2; 8 and e^25 times: the cap
-        ("cap", 0.0, 4.0, [2, 0.5, 1, 8, math.exp(25)], [2, 0.5, 1, 4, 4]),
-        ("mask_token", 0.5, 4.0, [2, 0.4, 1, 8, 3], [2, 0, 1, 0, 3]),
-        ("mask_token", 0.0, 4.0, [2, 0.4, 1, 8, math.exp(-25)], [2, 0.4, 1, 0, math.exp(-20)]),
-        ("mask_sequence", 0.0, 3.0, [4, 0.5, 1], [2, 2, 2]),  # 4 * 1/2 * 1
-        ("mask_sequence", 0.0, 3.0, [4, 1, 1], [0, 0, 0]),
-        ("mask_sequence", 0.3, 3.0, [0.5, 0.5, 1], [0, 0, 0]),  # 1/4
-        ("mask_mean", 0.5, 3.0, [4, 1, 2], [2, 2, 2]),  # 8^(1/3)
-        ("mask_mean", 0.5, 3.0, [64, 1, 1], [0, 0, 0]),  # 4
-        ("mask_mean", 0.5, 3.0, [1 / 64, 1, 1], [0, 0, 0]),  # 1/4
-    ],
-)
-def test_importance_weights_by_hand(
-    rule: str, floor: float, cap: float, ratios: list[float], weights: list[float]
-) -> None:
+@cases("rule, floor, cap, ratios, weights")
+def test_importance_weights(rule: str, floor: float, cap: float, ratios: list[float], weights: list[float]) -> None:
     params = with_changes(UPDATE, importance_rule=rule, importance_floor=floor, importance_cap=cap)
     assert importance_weights(logs(*ratios), params).tolist() == pytest.approx(weights)
 
@@ -130,7 +115,7 @@ def tokens(spans: list[int] | None = None, **given: Any) -> LossTokens:
     """LossTokens with the given entries; of the others the logprobs are 0, and weights and advantages 1."""
     entries = {name: torch.as_tensor(values) for name, values in given.items()}
     count = len(next(iter(entries.values())))
-    zero = ("logprobs", "entropy", "old_logprobs", "sampler_logprobs", "reference_logprobs")
+    zero = ("logprobs", "entropy", "old_logprobs", "sampler_logprobs", "reference_logprobs", "balance")
     defaults = {name: torch.zeros(count) for name in zero}
     ones = {"advantages": torch.ones(count), "weights": torch.ones(count), "sampled": torch.ones(count).bool()}
     ones["importance"] = torch.ones(count)
@@ -272,8 +257,19 @@ def small_case(logits: Tensor, params: UpdateParams) -> LossTokens:
         weights=torch.tensor([token_weight(length, params) for length in SEQUENCES for _ in range(length)]),
         sampled=torch.ones(6).bool(),
         demonstrated=torch.zeros(6).bool(),
+        balance=torch.zeros(6),
         spans=SPANS[params.ratio],
     )
+
+
+def test_the_balance_of_experts_by_hand() -> None:
+    """Two experts, one of which a token goes to: three of four choices fall on the first, whose mean share is 5 / 8."""
+    even = torch.zeros(4, 2)
+    assert balance([torch.tensor([[9.0, -9.0], [-9.0, 9.0]])], 1).item() == pytest.approx(1)
+    assert balance([torch.tensor([[50.0, -50.0]])], 1).item() == pytest.approx(2), "all on one of two"
+    shares = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.75, 0.25], [0.25, 0.75]]).log()
+    # 2 x (3/4 x 5/8 + 1/4 x 3/8) = 1.125; a layer of even logits has 1 whatever is chosen
+    assert balance([shares, even], 1).item() == pytest.approx((1.125 + 1) / 2)
 
 
 def test_a_demonstrations_token_is_learned_without_a_ratio() -> None:

@@ -29,6 +29,7 @@ from agent_r1.files import load_pretrained
 from agent_r1.learn.model import Critic, load_policy, load_tokenizer, recompute_activations
 from agent_r1.learn.scoring import token_logprobs
 from agent_r1.pretrained import end_tokens, load_model, waiting
+from tests.cases import cases
 from tests.learn.learning import CPU, same_bits, weights
 
 SHAPE = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12}
@@ -68,19 +69,9 @@ def test_weights_that_wait_are_those_of_a_process(config: PreTrainedConfig, dtyp
     assert torch.equal(torch.random.get_rng_state(), drawn)
 
 
-@pytest.mark.parametrize(
-    ("missing", "load", "remedy"),
-    [
-        ("*", load_policy, r"correct model\.path"),
-        ("*", load_tokenizer, r"correct the folder or hub id"),
-        ("config.json", load_policy, "holds no model"),
-        ("*.safetensors", load_policy, "no model can be loaded"),
-        ("tokenizer*", load_tokenizer, "holds no tokenizer"),
-        ("*.jinja", load_tokenizer, "no chat template"),
-    ],
-)
+@cases("missing, part, remedy")
 def test_a_folder_without_a_part_is_refused(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, missing: str, load: Any, remedy: str
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, missing: str, part: str, remedy: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     folder = shutil.copytree(tiny_model, tmp_path / "model")
@@ -88,6 +79,7 @@ def test_a_folder_without_a_part_is_refused(
         path.unlink()
     if missing == "*":
         folder.rmdir()
+    load: Any = load_policy if part == "policy" else load_tokenizer
     with pytest.raises(ValueError, match=remedy):
         load(folder if folder.exists() else Path("outputs/nowhere"))
 
@@ -116,9 +108,7 @@ def test_a_folder_that_lacks_some_weights_is_refused(tmp_path: Path, tiny_model:
     ],
     ids=["Gemma", "Qwen"],
 )
-def test_of_a_model_that_reads_images_the_text_model_is_loaded_and_saved(
-    config: PreTrainedConfig, tmp_path: Path
-) -> None:
+def test_text_model_of_one_that_reads_images_is_loaded_and_saved(config: PreTrainedConfig, tmp_path: Path) -> None:
     full = AutoModelForImageTextToText.from_config(config).eval()
     full.save_pretrained(tmp_path / "full")
     model = load_policy(tmp_path / "full", device=CPU)
@@ -179,9 +169,7 @@ Path("ran").touch()
     "load",
     [load_policy, load_tokenizer, lambda path: Critic(path, torch.float32, CPU), partial(load_pretrained, AutoConfig)],
 )
-def test_no_code_of_a_models_folder_is_run_whoever_answers_yes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[[Path], object]
-) -> None:
+def test_no_foreign_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[[Path], object]) -> None:
     brought = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoModelForCausalLM": "own.Model"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": brought}))
     own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Tokenizer"]}}

@@ -24,8 +24,9 @@ from transformers import (
 
 from agent_r1.learn.gradients import add_critic_gradient, add_policy_gradient, join_credit
 from agent_r1.learn.learner import Learner
-from agent_r1.learn.model import attend, load_policy, pack, recompute_activations, see
-from agent_r1.learn.scoring import deal, pack_by_length, pack_tightly, token_logprobs
+from agent_r1.learn.model import SPANS, attend, load_policy, pack, recompute_activations, see
+from agent_r1.learn.prefixes import Neighbours, Segment, Tree
+from agent_r1.learn.scoring import deal, pack_by_length, pack_tightly, pad, token_logprobs
 from tests.learn.learning import CPU, Samples, gradients
 
 SHAPE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -69,6 +70,13 @@ def model_of(config: PreTrainedConfig) -> PreTrainedModel:
     return model
 
 
+def learned(model: PreTrainedModel, ids: Tensor, mask: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The logprobs of the masked tokens, and the gradients of their weighted sum."""
+    logprobs = token_logprobs(model, ids, mask)
+    (logprobs * weights).sum().backward()
+    return logprobs.detach(), gradients(model)
+
+
 def test_packed_rows_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three contexts the states up to the last token asked for: four, three and none. Those before one come back."""
     model = model_of(CONFIGS["plain"])
@@ -80,7 +88,7 @@ def test_packed_rows_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     [named] = given
     assert named["input_ids"].tolist() == [[30, 31, 32, 33, 40, 41, 42]]
     assert named["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2]]
-    assert named["cu_seq_lens_q"].tolist() == named["cu_seq_lens_k"].tolist() == [0, 4, 7, 7]
+    assert named["cu_seq_lens_q"].tolist() == named["cu_seq_lens_k"].tolist() == [0, 4, 7]
     assert named["max_length_q"] == 4
     assert hidden.tolist() == output.last_hidden_state[0, [0, 3, 5, 6]].tolist()
 
@@ -93,20 +101,64 @@ def test_packed_logprobs_and_gradients_are_those_of_padded_rows(config: PreTrain
     if recomputed:
         recompute_activations(model)
 
-    def learned() -> tuple[Tensor, dict[str, Tensor]]:
-        logprobs = token_logprobs(model, IDS, MASK)
-        (logprobs * weights).sum().backward()
-        return logprobs.detach(), gradients(model)
-
-    expected, apart = learned()
+    expected, apart = learned(model, IDS, MASK, weights)
     pack(model)
-    found, together = learned()
+    found, together = learned(model, IDS, MASK, weights)
     assert expected.std() > 0.1
     assert torch.allclose(found, expected, atol=1e-6)  # logprobs are float32
     largest = max(float(gradient.abs().max()) for gradient in apart.values())
     assert together.keys() == apart.keys()
     for name, gradient in together.items():
         assert torch.allclose(gradient, apart[name], atol=1e-12 * largest), name
+
+
+# Of 40 tokens that all share, and 33 more that two do; the last context ends inside of what it shares.
+SHARED = [[*range(40), *tail] for tail in ([*range(50, 90)], [*range(50, 83), 7, 8], [9, 8, 7], [])] + [
+    [96, *range(50)]
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_gradients_of_contexts_that_begin_alike_are_those_of_contexts_apart(config: PreTrainedConfig) -> None:
+    """With a window of three tokens too, which a segment's first queries have in the one before. Norms are float32."""
+    model = model_of(config).double()
+    ids = pad([np.array(tokens) for tokens in SHARED], torch.long)
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    for row, tokens in enumerate(SHARED):
+        mask[row, [5, 39, len(tokens) - 1]] = True
+    weights = torch.linspace(-1, 2, int(mask.sum()))
+    rows = []
+
+    expected, apart = learned(model, ids, mask, weights)
+    pack(model)
+    with model.get_input_embeddings().register_forward_hook(lambda _, inputs, __: rows.append(inputs[0].shape[1])):
+        logprobs, together = learned(model, ids, mask, weights)
+    assert rows == [39 + 34 + 6 + 1 + 3 + 50]  # without the last token of each context, which predicts nothing
+    assert torch.allclose(logprobs, expected, atol=1e-6)  # logprobs are float32
+    largest = max(float(gradient.abs().max()) for gradient in apart.values())
+    for name, gradient in together.items():
+        assert torch.allclose(gradient, apart[name], atol=1e-6 * largest), name
+
+
+def test_tree_of_contexts_by_hand() -> None:
+    lengths = [len(tokens) for tokens in SHARED]
+    ids = pad([np.array(tokens) for tokens in SHARED], torch.long)
+    tree = Tree.of(ids, torch.tensor(lengths), shared=True)
+    spans = {(segment.start, segment.stop, len(segment.path)) for segment in tree.segments}
+    assert spans == {(0, 40, 1), (40, 73, 2), (73, 80, 3), (73, 75, 3), (40, 43, 2), (0, 51, 1)}
+    for row, length in enumerate(lengths):
+        assert ids.flatten()[tree.source][tree.place[row, :length]].tolist() == SHARED[row]
+        assert tree.positions[tree.place[row, :length]].tolist() == [*range(length)]
+
+
+def test_neighbours_share_a_pack_and_count_once() -> None:
+    """The two of 73 alike tokens cost 80, and 75 - 73 with an eighth of 73; the 40 of the next cost 5."""
+    contexts = [np.array(tokens, np.int32) for tokens in SHARED]
+    neighbours = Neighbours.of(contexts)
+    lengths = [len(context) for context in contexts]
+    [alike] = [pack for pack in neighbours.packs(lengths, 80 + 2 + 10 + 3 + 5 + 5) if 0 in pack]
+    assert {*alike} == {0, 1, 2, 3}
+    assert sorted(map(len, neighbours.packs(lengths, 40))) == [1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("config", LINEAR.values(), ids=LINEAR)
@@ -132,9 +184,7 @@ def test_states_and_gradients_of_linear_layers_are_those_of_contexts_alone(confi
 
 
 @pytest.mark.parametrize("config", LINEAR.values(), ids=LINEAR)
-def test_a_layer_that_drops_a_boundary_is_refused_however_little_it_takes_along(
-    config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layer_that_drops_a_boundary_is_refused(config: PreTrainedConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A millionth of the token before, which no difference of states would show in bfloat16."""
     monkeypatch.setattr("agent_r1.learn.model._run_by_context", lambda mixer: None)
     model = model_of(config)
@@ -158,7 +208,7 @@ def test_a_model_that_does_not_hand_on_where_contexts_begin_is_refused(monkeypat
     model = model_of(CONFIGS["plain"])
     for layer in model.base_model.layers:
         plain = layer.self_attn.forward
-        deaf = lambda plain=plain, cu_seq_lens_q=None, **named: plain(**named)  # noqa: E731
+        deaf = lambda plain=plain, tree=None, **named: plain(**named)  # noqa: E731
         monkeypatch.setattr(layer.self_attn, "forward", deaf)
     with pytest.raises(ValueError, match="does not keep contexts apart"):
         pack(model)
@@ -180,7 +230,7 @@ def test_long_and_short_share_a_pack_without_padding() -> None:
 
 @pytest.mark.parametrize("rotated", [torch.bfloat16, torch.float32])
 def test_the_kernel_is_called_as_it_is_declared(rotated: torch.dtype) -> None:
-    """On tensors of a GPU that have shapes and no numbers: grouped heads, a window, the ends of three contexts.
+    """On tensors of a GPU that have shapes and no numbers: grouped heads, a window, two contexts that share a segment.
 
     Over float32 weights, under autocast, rotary positions leave queries and keys in float32.
     """
@@ -189,9 +239,12 @@ def test_the_kernel_is_called_as_it_is_declared(rotated: torch.dtype) -> None:
         key = torch.empty(1, 2, 7, 16, device="cuda", dtype=rotated)
         value = torch.empty(1, 2, 7, 16, device="cuda", dtype=torch.bfloat16)
         starts = torch.empty(4, device="cuda", dtype=torch.int32)
+        segments = [Segment(0, 0, 3, (0,)), Segment(0, 3, 5, (0, 1)), Segment(1, 3, 5, (0, 2))]
         for window in (None, 3):
-            ends = {"cu_seq_lens_q": starts, "max_length_q": 4}
-            attended, _ = attend(nn.Module(), query, key, value, None, scaling=0.25, sliding_window=window, **ends)
+            ends = dict(zip(SPANS, (starts, starts, 3, 5), strict=True))
+            tree = Tree(segments, starts, starts, starts)
+            options = {"scaling": 0.25, "sliding_window": window, "tree": tree, **ends}
+            attended, _ = attend(nn.Module(), query, key, value, None, **options)
             assert attended.shape == (1, 7, 4, 16)
             assert attended.dtype is torch.bfloat16
 

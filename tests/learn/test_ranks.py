@@ -169,9 +169,7 @@ def test_two_ranks_learn_as_one_does(name: str, cases: dict[str, Case], shared: 
     assert together.kept == pytest.approx(alone.kept / 2, rel=0.01), "no rank keeps the weights of the others"
 
 
-def test_copies_that_share_a_gradient_once_a_step_learn_as_one_process_does(
-    cases: dict[str, Case], halved: dict[str, Case], tmp_path: Path
-) -> None:
+def test_copies_learn_as_one_process_does(cases: dict[str, Case], halved: dict[str, Case], tmp_path: Path) -> None:
     """Two pairs of ranks, each with all weights. One process goes on from their checkpoint."""
     names = ("plain", "adapters", "idle")
     further = {
@@ -206,9 +204,7 @@ def test_ranks_start_with_the_bits_of_one(starts: dict[str, Case], shared: dict[
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "layer norms"])
-def test_ranks_gather_bfloat16_and_learn_what_autocast_does(
-    name: str, halved: dict[str, Case], shared: dict[str, Found]
-) -> None:
+def test_ranks_in_bfloat16_learn_as_autocast(name: str, halved: dict[str, Case], shared: dict[str, Found]) -> None:
     """Within what rounding the weights of norms and words does to it; weights and gradients stay float32."""
     alone, together = learned(halved[name]), shared[name]
     for left, right in zip(together.scores[1], alone.scores[1], strict=True):
@@ -231,9 +227,7 @@ def test_two_ranks_go_on_with_the_same_bits(name: str, shared: dict[str, Found])
     assert not all(torch.equal(once[each], straight[each]) for each in once)
 
 
-def test_any_number_of_ranks_goes_on_from_a_checkpoint(
-    cases: dict[str, Case], shared: dict[str, Found], folder: Path, tmp_path: Path
-) -> None:
+def test_ranks_may_change(cases: dict[str, Case], shared: dict[str, Found], folder: Path, tmp_path: Path) -> None:
     """One by itself, and three, who come to what the two that wrote it do."""
     later = {name: replace(cases[name], start=folder / name) for name in HALVED}
     three = in_ranks(later, 3, tmp_path)[0]

@@ -50,6 +50,10 @@ class Drawn(Said):
     def reset(self, *, seed=None, options=None):
         return f"secret {next(SECRETS)}", {}
 
+class Stuck(Said):
+    def reset(self, *, seed=None, options=None):
+        raise KeyError("board")
+
 class Counted(Said):
     action_space = spaces.Discrete(2, start=5)
 
@@ -83,7 +87,7 @@ def told(observed):
 class Boxed(Said):
     action_space = spaces.Box(0, 1)
 
-for kind in (Said, Drawn, Boxed, Grid, Sees, Counted, Tenths):
+for kind in (Said, Drawn, Stuck, Boxed, Grid, Sees, Counted, Tenths):
     gymnasium.register(f"{kind.__name__}-v0", kind)
 """
 ROW = asked("gymnasium", {"name": "w", "seed": 7})

@@ -19,7 +19,7 @@ import pytest
 from agent_r1.faults import WorldFault
 from agent_r1.outside import mcp
 from agent_r1.outside.mcp import Server
-from agent_r1.params.env import McpParams
+from agent_r1.params.tools import McpParams
 from agent_r1.records import CallStatus
 from agent_r1.tools.base import Tool, ToolResult
 from benchmarks.restarts import under_a_served_agent, under_a_stage
@@ -29,6 +29,7 @@ from tests.cases import cases
 SERVERS = str(Path(__file__).with_name("servers.py"))
 HONEST = [sys.executable, SERVERS, "honest"]
 ByHand = Callable[..., McpParams]
+pytestmark = pytest.mark.slow  # each test starts servers
 
 
 @pytest.fixture
@@ -139,9 +140,7 @@ def test_a_key_is_sent_as_a_bearer_token(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @cases("timeout_s, tool, arguments, message")
-def test_a_call_that_hangs_or_kills_its_server_is_the_worlds_fault_and_the_next_is_answered(
-    timeout_s: float, tool: str, arguments: dict[str, Any], message: str
-) -> None:
+def test_call_that_kills_server_aborts(timeout_s: float, tool: str, arguments: dict[str, Any], message: str) -> None:
     async def play() -> ToolResult:
         async with Server("x", McpParams(command=HONEST, timeout_s=timeout_s)) as server:
             with pytest.raises(WorldFault, match=message):
@@ -275,9 +274,7 @@ def test_a_server_that_is_not_there(params: dict[str, Any], kind: type[Exception
 
 
 @pytest.mark.parametrize("command", [["yes"], None])
-def test_a_server_that_never_lists_its_tools(
-    monkeypatch: pytest.MonkeyPatch, by_hand: ByHand, command: list[str] | None
-) -> None:
+def test_silent_server_is_refused(monkeypatch: pytest.MonkeyPatch, by_hand: ByHand, command: list[str] | None) -> None:
     monkeypatch.setattr(mcp, "START_S", 0.5)
     before = psutil.Process().children(recursive=True)
     params = McpParams(command=command, timeout_s=30) if command else by_hand(lists=[[]], hangs_s=3600)

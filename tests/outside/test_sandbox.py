@@ -7,7 +7,7 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,12 @@ import psutil
 import pytest
 
 from agent_r1.outside.sandbox import NOW, PythonTool, Sandbox
-from agent_r1.params.env import PythonParams
+from agent_r1.params.tools import PythonParams
 from agent_r1.records import CallStatus
 from agent_r1.tools.base import ToolResult
 from tests.cases import cases
 
 LIMITS = PythonParams(timeout_s=2.0, memory_mib=64, workers=2)
-Play = Callable[[Sandbox], Awaitable[Any]]
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +87,7 @@ def test_chance_is_seeded_and_time_stands_still(runner: asyncio.Runner, sandbox:
 
 
 @cases("code, status, said")
-def test_attacks_have_a_status_and_leave_nothing_behind(
-    run: Callable[[str], ToolResult], code: str, status: str | None, said: str
-) -> None:
+def test_attacks_have_no_effect(run: Callable[[str], ToolResult], code: str, status: str | None, said: str) -> None:
     """Where no status is given there is a choice of limits that may end it first."""
     run("before = 1; x = [2]")
     result = run(code)

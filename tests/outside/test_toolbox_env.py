@@ -143,7 +143,7 @@ class Scored:
         return f"{left} + {right}"
 
     def get_reward(self, answer):
-        return float(answer == str(self._sum))
+        return float(int(answer) == self._sum)
 
 class Broken(Quiet):
     def __init__(self):
@@ -265,7 +265,9 @@ def test_a_box_without_tools_is_a_question_with_a_scorer() -> None:
     require_toolbox([asked("toolbox", W | {"row": {"left": 2, "right": 3}})], limits(toolbox=declared("Scored")))
 
 
-def test_a_fault_of_reset_names_the_world_and_the_row() -> None:
+def test_a_fault_of_reset_or_reward_names_the_world_and_the_row() -> None:
+    with pytest.raises(ValueError, match=r"env\.toolbox\.w: get_reward of the row .* raised ValueError"):
+        play(made("Scored", {"left": 2, "right": 3}, {}), "five")
     with pytest.raises(ValueError, match=r"env\.toolbox\.w: reset of the row .*'left': 2.* raised TypeError"):
         play(made("Scored", {"left": 2, "right": "x"}, {}), "5")
 

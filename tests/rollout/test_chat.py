@@ -115,9 +115,7 @@ def reply_to(chat: Chat, *observations: str, closed: bool = True, tools: Tools =
     return reply
 
 
-def test_an_action_that_is_unclosed_or_ends_with_another_token_is_closed_by_the_template(
-    tokenizer_of: TokenizerOf,
-) -> None:
+def test_action_without_the_templates_end_is_closed_by_the_template(tokenizer_of: TokenizerOf) -> None:
     tokenizer: Any = tokenizer_of("qwen2_5")
     chat = Chat(tokenizer, [tokenizer.eos_token_id])
     assert chat.end_ids == [tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.eos_token_id]
@@ -137,9 +135,7 @@ def test_a_token_across_the_border_belongs_to_the_observation(tokenizer_of: Toke
 
 
 @pytest.mark.parametrize("with_tools", [True, False])
-def test_hostile_text_stays_text_in_every_context(
-    tokenizer: PreTrainedTokenizerFast, hostile: str, with_tools: bool
-) -> None:
+def test_hostile_text_stays_text(tokenizer: PreTrainedTokenizerFast, hostile: str, with_tools: bool) -> None:
     """In question, system message, tool and replies, and where the policy spells a mark out that is rendered again.
 
     There are as many marks as with harmless text, and the opening is the prompt's alone.
@@ -250,9 +246,7 @@ def test_a_call_goes_in_the_form_of_the_model_and_out_in_that_of_environments(to
     told = chat.decode(dialogue.reply(action, [advice(env.example_call, "tagged")], closed=True).ids)
     example = '{\\"name\\": \\"search\\", \\"parameters\\": {\\"query\\": \\"Who?\\"}}'
     assert f"Write {example} or an answer" in told, "the form that a message names is the model's"
-    assert parse_action(dialogue.messages()[2][1]) == parse_action(call), (
-        "a model with a template of its own reads this"
-    )
+    assert parse_action(dialogue.messages()[2][1]) == parse_action(call), "for a template of its own"
 
 
 def test_tools_in_words_by_hand(tokenizer_of: TokenizerOf) -> None:
@@ -285,9 +279,7 @@ def test_a_new_context_by_hand(tokenizer_of: TokenizerOf, caplog: pytest.LogCapt
     }
 
 
-def test_a_template_that_writes_the_date_writes_the_same_every_day(
-    tokenizer_of: TokenizerOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_template_with_a_date_writes_one_date(tokenizer_of: TokenizerOf, monkeypatch: pytest.MonkeyPatch) -> None:
     template = str(tokenizer_of("llama3").chat_template)
     dated = template.replace("bos_token", "bos_token + 'Today Date: ' + strftime_now('%d %b %Y')", 1)
     openings = []
@@ -301,13 +293,19 @@ def test_a_template_that_writes_the_date_writes_the_same_every_day(
 
 
 @cases("old, new, message")
-def test_templates_that_cannot_be_used(
-    tiny_tokenizer: PreTrainedTokenizerFast, old: str, new: str, message: str
-) -> None:
+def test_unusable_templates_refused(tiny_tokenizer: PreTrainedTokenizerFast, old: str, new: str, message: str) -> None:
     template = str(tiny_tokenizer.chat_template)
     assert old in template
     with pytest.raises(ValueError, match=message):
         Chat(with_template(tiny_tokenizer, template.replace(old, new)))
+
+
+def test_error_of_code_of_a_template_is_its_refusal(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    nine = "{% set rest = 1 % (messages | length - 9) %}"
+    chat = Chat(with_template(tiny_tokenizer, nine + str(tiny_tokenizer.chat_template)))
+    assert "Who?" in chat.template.render([("user", "Who?")] * 8)
+    with pytest.raises(ValueError, match=r"a conversation of user, user.*: integer modulo by zero; use a model"):
+        chat.template.render([("user", "Who?")] * 9)
 
 
 def test_what_a_tokenizer_cannot_write_is_refused(chat: Chat, tokenizer_of: TokenizerOf) -> None:
@@ -326,9 +324,7 @@ def test_a_tokenizer_that_reads_across_marks_is_refused(tokenizer_of: TokenizerO
         Chat(tokenizer)
 
 
-def test_of_an_action_that_nobody_sampled_only_the_tags_are_tokens(
-    chat: Chat, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_unsampled_action_has_tokens_for_tags_alone(chat: Chat, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     text = "<think>a<|im_end|>b</think><|<|im_end|>im_end|></tool_response><answer>c</answer>"
     ids = chat.encode_action(chat.escape_action(text))
     assert chat.decode(ids) == f"{text}<|im_end|>"
@@ -336,9 +332,7 @@ def test_of_an_action_that_nobody_sampled_only_the_tags_are_tokens(
     assert marks == ["<think>", "</think>", "<answer>", "</answer>", "<|im_end|>"]
 
 
-def test_arguments_of_a_template_are_those_of_whoever_renders_it_later(
-    tokenizer_of: TokenizerOf, tmp_path: Path
-) -> None:
+def test_arguments_of_a_template_are_kept_for_later_renderings(tokenizer_of: TokenizerOf, tmp_path: Path) -> None:
     """A policy keeps them in its own template; another value counts instead, and makes other prompts."""
     silent = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     tokenizer_of("qwen3").save_pretrained(tmp_path / "model")

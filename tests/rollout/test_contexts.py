@@ -160,9 +160,7 @@ def test_a_new_context_is_what_the_template_renders(
     assert chat.decode(observed).strip('"') == "".join(said)
 
 
-def test_demonstrations_are_read_in_each_context_and_sum_up_what_they_think_next(
-    chat: Chat, bm25_index: Callable[..., Search]
-) -> None:
+def test_demonstrations_are_read_in_each_context_and_sum_up(chat: Chat, bm25_index: Callable[..., Search]) -> None:
     call = '<tool_call>\n{"name": "search", "arguments": {"query": "Tesk"}}\n</tool_call>'
     thoughts = ["I need two.", "Found one. I need the other.", "Found both."]
     asked = Question(question_id="q", text="Who?", answers=["Quill"], split="train", dataset="d", strata={})

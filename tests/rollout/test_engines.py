@@ -15,9 +15,7 @@ THREE = torch.tensor([[0.2, 0.3, 0.5]]).log() + 7.0  # logits: adding to all of 
 
 
 @cases("temperature, uniform, token")
-def test_a_token_is_where_the_cumulated_probabilities_pass_the_number(
-    temperature: float, uniform: float, token: int
-) -> None:
+def test_token_is_where_cumulated_probabilities_pass_it(temperature: float, uniform: float, token: int) -> None:
     tokens, logprobs = choose(THREE, torch.tensor([uniform], dtype=torch.float64), temperature)
     assert tokens.tolist() == [token]
     assert logprobs.exp().tolist() == pytest.approx([[0.2, 0.3, 0.5][token]])

@@ -26,10 +26,10 @@ from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, Samp
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive
 from agent_r1.tools.search import search_tool
+from tests.cases import cases
 from tests.rollout.turns import Recording
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tide"}}\n</tool_call>'
-ANSWER = "<answer>Quill</answer>"
 LIMITS = load(SHIPPED).env.model_copy(
     update={"max_steps": 1, "max_tokens": 512, "max_action_tokens": 64, "aborted_share": 0.0}
 )
@@ -177,9 +177,7 @@ def test_rounds_seeds_and_order(chat: Chat) -> None:
 
 
 @pytest.mark.parametrize(("order", "most"), [("arrival", 3), ("rounds", 10)])
-def test_so_many_episodes_are_open_at_once_as_there_is_room_for(
-    chat: Chat, monkeypatch: pytest.MonkeyPatch, order: str, most: int
-) -> None:
+def test_open_episodes_are_as_room_allows(chat: Chat, monkeypatch: pytest.MonkeyPatch, order: str, most: int) -> None:
     """The tokens are those of all at once; rounds wait for all, which none could begin behind."""
     monkeypatch.setattr(episodes, "room", lambda: 3)
     living, counted = set[int](), list[int]()
@@ -275,9 +273,7 @@ def test_an_observation_without_room_is_not_appended(chat: Chat, spare: int) -> 
 
 
 @pytest.mark.parametrize("order", ["rounds", "arrival"])
-def test_a_prompt_without_room_ends_its_episode_and_no_other(
-    order: str, chat: Chat, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_prompt_without_room_ends_its_episode_alone(order: str, chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is sampled for it, it holds nothing, and succeeds in nothing."""
     sampler = ScriptedSampler([["a"], [], ["a"]], chat)
     length = len(Dialogue(chat, "Be brief.", "Who was it?").opening.ids)
@@ -286,9 +282,7 @@ def test_a_prompt_without_room_ends_its_episode_and_no_other(
     assert (long.outcome, long.steps, len(long.token_ids), long.answer) == (Outcome.TOKEN_LIMIT, [], 0, "")
     assert (long.success, long.counts) == (0.0, False)
     assert {first.outcome, last.outcome} == {Outcome.ANSWERED}
-    assert (
-        f"1 of 3 episodes end where the model has no room left: the prompt of question 'q0' has {length}" in caplog.text
-    )
+    assert f"no room left: the prompt of question 'q0' has {length}" in caplog.text
 
 
 def test_a_person_whose_question_leaves_no_room_is_told_so(chat: Chat) -> None:
@@ -297,19 +291,12 @@ def test_a_person_whose_question_leaves_no_room_is_told_so(chat: Chat) -> None:
         watch(ScriptedSampler([["a"]], chat), chat, Echo("o", 0), max_tokens=length)
 
 
-@pytest.mark.parametrize(
-    ("ids", "logprobs", "stop_reason", "message"),
-    [
-        ([7] * 65, [0.0] * 65, StopReason.LENGTH, "at most 64 tokens has 65"),
-        ([7, 7], [0.0], StopReason.LENGTH, "has 2 and 1 logprobs"),
-        ([7], [0.0], StopReason.END, "stopped by end ends with token 7"),
-        ([7], [np.nan], StopReason.LENGTH, "question 'q0', sample 0, step 0, weights of version 0"),
-    ],
-)
+@cases("count, logprobs, stop_reason, message")
 def test_an_action_that_is_no_answer_to_its_request_is_refused(
-    chat: Chat, ids: list[int], logprobs: list[float], stop_reason: StopReason, message: str
+    chat: Chat, count: int, logprobs: float, stop_reason: str, message: str
 ) -> None:
-    action = Action(token_ids=ids, logprobs=np.array(logprobs, np.float32), stop_reason=stop_reason)
+    values = np.zeros(logprobs, np.float32) if isinstance(logprobs, int) else np.array([logprobs], np.float32)
+    action = Action(token_ids=[7] * count, logprobs=values, stop_reason=StopReason(stop_reason))
     with pytest.raises(EngineError, match=message):
         run(SimpleNamespace(sample=lambda _: [action]), chat, [Echo("o", steps=1)], max_action_tokens=64)
 
@@ -344,9 +331,7 @@ def test_an_episode_that_the_world_cut_short_is_made_again(chat: Chat) -> None:
     ("fault", "outcome"),
     [(WorldFault("it is down"), Outcome.ABORTED), (ContextFull("513 of 512"), Outcome.TOKEN_LIMIT)],
 )
-def test_a_round_that_is_not_sampled_ends_all_who_wait_for_it(
-    chat: Chat, fault: Exception, outcome: Outcome, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_round_ends(chat: Chat, fault: Exception, outcome: Outcome, caplog: pytest.LogCaptureFixture) -> None:
     class Once(ScriptedSampler):
         def sample(self, requests: Sequence[Request]) -> list[Action]:
             if requests[0].step:
@@ -392,9 +377,7 @@ def test_an_episode_of_several_contexts(tokenizer_of: TokenizerOf) -> None:
     assert trajectory.outcome is Outcome.ANSWERED
 
 
-def test_a_thought_that_the_prompt_opens_is_read_with_its_tag(
-    hostile_question: Question, hostile_index: Search, tokenizer_of: TokenizerOf
-) -> None:
+def test_opened_thought_keeps_tag(hostile_question: Question, hostile_index: Search, tokenizer_of: TokenizerOf) -> None:
     """Only the environment reads the tag; the policy goes on after it, and its sampled tokens stay as they were."""
     chat = Chat(tokenizer_of("qwen3_thinking"))
     script = [f"<think>Whose?\n</think>\n\n{CALL}", CALL, "<think>x</think><answer>Q</answer>"]

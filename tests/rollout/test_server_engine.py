@@ -129,9 +129,7 @@ def test_an_episode_stays_with_its_home_and_answers_come_in_order(two: Two) -> N
     assert [sorted(echo.asked) for echo in two.echoes] == [[*range(100, 120, 2)], [*range(101, 120, 2)]]
 
 
-def test_no_more_connections_are_open_than_there_is_room_for(
-    opened: Open, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_connections_have_room_for_all(opened: Open, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Episodes by arrival may ask all at once, and from several loops."""
     monkeypatch.setattr(server_engine, "room", lambda: 3)
     echo, asking, counts = Echo(tiny_model), list[str](), list[int]()
@@ -222,9 +220,7 @@ def test_a_request_that_is_refused_is_no_servers_fault(two: Two) -> None:
     assert (len(first.asked), second.asked) == (1, [])
 
 
-def test_one_server_that_answers_is_enough_to_begin(
-    opened: Open, tiny_model: Path, free_port: Callable[[], int]
-) -> None:
+def test_one_answering_server_is_enough_to_begin(opened: Open, tiny_model: Path, free_port: Callable[[], int]) -> None:
     with serving(Echo(tiny_model)) as url, opened(tiny_model, [url, f"http://127.0.0.1:{free_port()}"]) as engine:
         assert len(engine.sample(REQUESTS)) == 20
 
@@ -238,9 +234,7 @@ def test_every_server_takes_every_weight(two: Two, tiny_model: Path, monkeypatch
     assert version.endswith("-4")
 
 
-def test_weights_are_not_taken_while_a_request_of_others_keeps_the_old_cache(
-    opened: Open, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_wait_for_requests_of_others(opened: Open, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     echo = Echo(tiny_model)
     monkeypatch.setattr(server_engine, "_RELEASE_S", 0.1)
     with serving(echo) as url, opened(tiny_model, [url]) as engine:
@@ -301,9 +295,7 @@ def of(ids: Any = (5, 9), logprobs: Any = (-1.0, -0.5), **changes: Any) -> dict[
 
 
 @cases("changes, message")
-def test_an_answer_that_vllm_does_not_give_is_named(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
-) -> None:
+def test_foreign_answers_are_named(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str) -> None:
     bodies = [{"results": [DESCRIPTION]}, of(**changes)]
 
     async def say(*_: object) -> Answer:

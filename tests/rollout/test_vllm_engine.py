@@ -147,9 +147,7 @@ def test_actions_end_with_the_end_token_or_at_their_limit(engine: Engine, chat: 
     assert all(len(action.token_ids) == 1 for action in engine.sample(requests(4, max_tokens=1)))
 
 
-def test_sampled_logprobs_are_the_learners_whatever_was_loaded_last(
-    engine: Engine, tiny_model: Path, changed_model: Path
-) -> None:
+def test_logprobs_are_the_learners_whatever_was_loaded(engine: Engine, tiny_model: Path, changed_model: Path) -> None:
     """Law 6. Without the refresh of the tied output layer they would be off by more than 1."""
     for folder, version, other in [(changed_model, 1, tiny_model), (tiny_model, 2, changed_model)]:
         engine.load_weights(folder, version)
@@ -166,9 +164,7 @@ def test_sampled_logprobs_are_the_learners_whatever_was_loaded_last(
         assert [held.sums for held in engine.held()] == [sums] * engine.homes
 
 
-def test_new_weights_are_sampled_with_and_not_an_old_cache(
-    engine: Engine, tiny_model: Path, changed_model: Path
-) -> None:
+def test_new_weights_are_sampled_with_no_old_cache(engine: Engine, tiny_model: Path, changed_model: Path) -> None:
     """The contexts are in the prefix cache of the old weights: sampling again must not use it."""
     engine.load_weights(tiny_model, version=0)
     long = [Request(episode=0, step=0, context=[*range(256)], seed=0, max_tokens=8)]
@@ -212,9 +208,7 @@ def test_a_model_that_is_not_there_is_told(kind: str, opener: Callable[..., Open
 
 
 @pytest.mark.parametrize("open_kind", ["vllm"], indirect=True)
-def test_two_processes_give_the_bits_of_one(
-    engine: Engine, alone: VllmEngine, tiny_model: Path, changed_model: Path
-) -> None:
+def test_two_processes_have_ones_bits(engine: Engine, alone: VllmEngine, tiny_model: Path, changed_model: Path) -> None:
     """Each process has half of the episodes, asked for in any order, and weights of its own."""
     assert isinstance(engine, VllmEngine)
     assert engine.homes == len(set(engine.pids)) == 2
@@ -329,9 +323,7 @@ with open_engine(settings, actor) as engine:
 """
 
 
-def test_nothing_is_left_of_an_engine_whose_parent_was_killed(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_parent_leaves_no_engine(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's process ends, and the next start removes its folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     parent = subprocess.Popen(
@@ -365,9 +357,7 @@ def test_a_server_says_what_it_refuses(open_kind: Open, tiny_model: Path) -> Non
 
 
 @pytest.mark.parametrize("open_kind", ["server"], indirect=True)
-def test_a_server_gives_the_bits_of_a_process_whoever_comes_first(
-    engine: Engine, alone: VllmEngine, tiny_model: Path, changed_model: Path
-) -> None:
+def test_server_has_bits_of_process(engine: Engine, alone: VllmEngine, tiny_model: Path, changed_model: Path) -> None:
     for version, folder in enumerate([changed_model, tiny_model]):
         alone.load_weights(folder, version)
         engine.load_weights(folder, version)
@@ -376,9 +366,7 @@ def test_a_server_gives_the_bits_of_a_process_whoever_comes_first(
 
 
 @pytest.mark.parametrize("open_kind", ["server"], indirect=True)
-def test_a_plain_reload_leaves_a_servers_tied_output_layer_stale_and_its_sum_says_so(
-    open_kind: Open, engine_server: str, tiny_model: Path, changed_model: Path
-) -> None:
+def test_plain_reload_is_noticed(open_kind: Open, engine_server: str, tiny_model: Path, changed_model: Path) -> None:
     """vLLM's own, on a CPU, without the remedy of the worker's extension."""
     reload = {"method": "reload_weights", "kwargs": {"weights_path": str(changed_model)}}
     state = model_at(changed_model).state_dict()
@@ -415,9 +403,7 @@ def test_a_server_that_dies_amid_its_answers_changes_no_bit(
             opener("server", urls=[url], retries=0)(tiny_model)
 
 
-def test_a_server_samples_a_training_whose_every_update_is_proved(
-    calling: Task, open_training: Callable[..., Any], engine_server: str
-) -> None:
+def test_server_samples_proved_training(calling: Task, open_training: Callable[..., Any], engine_server: str) -> None:
     """The entropy bonus makes every iteration an update."""
     update = {"learning_rate": 1e-3, "entropy_bonus": 0.01}
     changes = {"iterations": 3, "credit": {"estimator": "grpo"}, "update": update}

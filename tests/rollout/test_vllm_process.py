@@ -133,9 +133,7 @@ def test_new_weights_wait_for_requests_whose_callers_have_left() -> None:
 
 
 @cases("adapters, samples, told")
-def test_a_sampler_that_sleeps_wakes_for_whatever_is_asked_of_it(
-    monkeypatch: pytest.MonkeyPatch, adapters: bool, samples: bool, told: list[str]
-) -> None:
+def test_sleep_ends_on_request(monkeypatch: pytest.MonkeyPatch, adapters: bool, samples: bool, told: list[str]) -> None:
     """Only weights beneath adapters are kept, and the cache waits until new ones are loaded, as vLLM documents it."""
 
     def load_adapter(worker: Worker, _: object) -> None:

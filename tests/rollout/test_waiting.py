@@ -108,9 +108,7 @@ def test_several_observations_are_rendered_as_the_template_does(
     assert [source for source, _ in spans] == [3, 2, 3, 2, 3]
 
 
-def test_a_template_without_room_for_several_observations_is_refused_before_anything_is_sampled(
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_template_without_room_for_several_observations_is_refused(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     """The template writes the last message of a tool alone."""
     tokenizer = copy.deepcopy(tiny_tokenizer)
     branch = '{%- elif message.role == "tool" %}'

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.params import load
-from agent_r1.params.stages import DenseParams, HybridParams, SearchParams
+from agent_r1.params.search import DenseParams, HybridParams, SearchParams
 from agent_r1.records import Passage
 from agent_r1.tables import write_rows
 

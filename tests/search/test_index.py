@@ -12,10 +12,12 @@ import torch
 from transformers import BertModel
 
 from agent_r1.faults import WorldFault
-from agent_r1.params.stages import HybridParams, SearchParams
+from agent_r1.files import SUMS
+from agent_r1.params.search import BM25Params, HybridParams, SearchParams
 from agent_r1.records import Passage, Question
 from agent_r1.search import bm25
-from agent_r1.search.base import Positions, Search
+from agent_r1.search.base import Positions, Ranker, Search
+from agent_r1.search.dense import Encoder
 from agent_r1.search.index import Cached, Hybrid, build, describe, fuse, open_index, open_local
 from agent_r1.tables import write_rows
 from tests.cases import cases
@@ -35,7 +37,7 @@ def test_every_kind_finds_whole_passages_and_has_one_hash(
         assert found == [passages[2]]
     assert describe(tmp_path / "index").size == 5
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"passages.parquet", "index"} | ({".index.vectors"} if kind != "bm25" else set())
+    assert left == {"passages.parquet", "index"}, "the index itself holds the vectors"
     build(params, stored, tmp_path / "second")
     assert describe(tmp_path / "index") == describe(tmp_path / "second"), "the same passages give the same hash"
 
@@ -53,6 +55,24 @@ def test_other_settings_of_its_kind_are_refused(
         open_index(changed(built, asked), stored, tmp_path / "index")
 
 
+def test_vectors_are_kept_once_and_another_kind_takes_them_over(
+    stored: Path, tmp_path: Path, search_params: SearchParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flat index holds them; one that rounds them has them beside it."""
+    flat = changed(search_params, {"kind": "dense"})
+    rounded = changed(flat, {"dense.faiss": "sq8"})
+    build(rounded, stored, tmp_path / "fresh")
+    assert len(list((tmp_path / ".fresh.vectors").rglob("*.npy"))) == 1
+    build(flat, stored, tmp_path / "index")
+    monkeypatch.setattr(Encoder, "passages", lambda *_: pytest.fail("encoded again"))
+    for params, kept in ((rounded, True), (flat, False), (rounded, True)):
+        build(params, stored, tmp_path / "index")
+        assert (tmp_path / ".index.vectors").exists() == kept
+    assert describe(tmp_path / "index").index_hash == describe(tmp_path / "fresh").index_hash
+    (tmp_path / "index" / "dense" / "faiss.index").write_bytes(b"")  # damaged: the vectors beside it serve
+    build(flat, stored, tmp_path / "index")
+
+
 def test_an_index_of_another_rule_of_words_is_refused(tmp_path: Path, search_params: SearchParams) -> None:
     def built(*titles: str) -> tuple[Path, Path]:
         stored, folder = tmp_path / f"{titles[0]}.parquet", tmp_path / titles[0]
@@ -66,6 +86,7 @@ def test_an_index_of_another_rule_of_words_is_refused(tmp_path: Path, search_par
     for titles in (("Kiss", "富士山"), ("ไทย",), ("हिन्दी",)):
         stored, rule = built(*titles)
         open_index(search_params, stored, rule.parents[1])
+        (rule.parents[1] / SUMS).unlink()  # as of an earlier version
         rule.rename(rule.with_name("words-3"))
         with pytest.raises(ValueError, match=r"by another rule than queries .*; run the index stage anew"):
             open_index(search_params, stored, rule.parents[1])
@@ -74,9 +95,28 @@ def test_an_index_of_another_rule_of_words_is_refused(tmp_path: Path, search_par
             open_local(rule.parents[1])
 
 
-def test_another_encoder_of_the_same_name_is_refused(
-    stored: Path, tmp_path: Path, tiny_encoder: Path, search_params: SearchParams
+def test_an_index_that_kept_scores_is_refused_and_one_built_in_its_place_keeps_its_hash(
+    stored: Path, tmp_path: Path, search_params: SearchParams
 ) -> None:
+    folder = tmp_path / "index"
+    build(search_params, stored, folder)
+    own_hash = describe(folder).index_hash
+    (folder / SUMS).unlink()
+    (folder / "bm25" / bm25.COUNTS).rename(folder / "bm25/scores.npy")
+    earlier_hash = describe(folder).index_hash
+    with pytest.raises(ValueError, match=r"is of an earlier version, which kept scores; run the index stage anew"):
+        open_index(search_params, stored, folder)
+    for _ in range(2):
+        build(search_params, stored, folder)
+        assert open_index(search_params, stored, folder).index_hash == earlier_hash != own_hash
+    other = search_params.model_copy(update={"bm25": BM25Params(k1=2.0, b=0.5)})
+    build(other, stored, folder)
+    assert describe(folder).index_hash != earlier_hash
+    build(search_params, stored, folder)
+    assert describe(folder).index_hash == own_hash
+
+
+def test_other_encoder_refused(stored: Path, tmp_path: Path, tiny_encoder: Path, search_params: SearchParams) -> None:
     """Passages would keep the vectors of the old one, and queries have those of the new one."""
     encoder = shutil.copytree(tiny_encoder, tmp_path / "encoder")
     params = changed(search_params, {"kind": "hybrid", "dense.encoder": str(encoder)})
@@ -140,6 +180,9 @@ def test_a_failed_build_keeps_the_old_index(
     with pytest.raises(OSError, match="No space"):
         build(changed(search_params, {"bm25.k1": 0.9}), stored, tmp_path / "index")
     assert describe(tmp_path / "index") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".index.words", "index", "passages.parquet"]
+    monkeypatch.undo()
+    build(changed(search_params, {"bm25.k1": 0.9}), stored, tmp_path / "index")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "passages.parquet"]
 
 
@@ -179,7 +222,7 @@ def test_neither_a_search_that_fails_nor_a_change_of_its_result_is_remembered() 
     assert (cached.take_hit_share(), cached.take_hit_share()) == (2 / 3, 0)
 
 
-class Fixed:
+class Fixed(Ranker):
     """Ranks as it was told, and remembers how many were asked for."""
 
     def __init__(self, *positions: int) -> None:
@@ -203,3 +246,41 @@ def test_candidates_or_k_of_each_are_fused(k: int, depth: int) -> None:
     assert first.asked == second.asked == [depth]
     assert len(found) == k
     assert found[0] == (3 if depth == 3 else 2)  # the only one in both, or the first of 2, 3, 4
+
+
+def test_a_damaged_index_is_refused_and_one_without_sums_is_opened(
+    stored: Path, tmp_path: Path, search_params: SearchParams, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One bit of each file; `make hostile` flips hundreds. Offsets that cannot be are refused without sums too."""
+    folder = tmp_path / "index"
+    build(search_params, stored, folder)
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(ValueError, match=r"is missing or not as it was written|is damaged, or of another version"):
+            open_index(search_params, stored, folder)
+        file.write_bytes(content)
+    (folder / SUMS).unlink()
+    open_index(search_params, stored, folder)
+    assert "has no SHA256SUMS: damage may go unnoticed; run the index stage anew" in caplog.text
+    words = folder / "bm25" / bm25.VOCABULARY
+    content = words.read_bytes()
+    refused = 0
+    for place in range(0, len(content), 8):
+        words.write_bytes(content[:place] + b"\xff" * 8 + content[place + 8 :])
+        try:
+            open_index(search_params, stored, folder)
+        except ValueError as fault:
+            refused += str(words) in str(fault)
+    assert refused > 10
+
+
+def test_a_damaged_file_of_passages_is_to_be_brought_back(
+    stored: Path, tmp_path: Path, search_params: SearchParams
+) -> None:
+    build(search_params, stored, tmp_path / "index")
+    content = bytearray(stored.read_bytes())
+    content[40] ^= 1
+    stored.write_bytes(content)
+    with pytest.raises(ValueError, match=r"passages.parquet is damaged .*`dvc checkout --force \S+passages.parquet`"):
+        open_index(search_params, stored, tmp_path / "index")

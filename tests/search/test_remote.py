@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from agent_r1.faults import WorldFault, WorldTimeout
-from agent_r1.params.stages import RemoteParams
+from agent_r1.params.search import RemoteParams
 from agent_r1.records import Passage
-from agent_r1.search.remote import NO_ROUTE, RemoteIndex
+from agent_r1.search.remote import NO_ROUTE, RemoteIndex, connect
 from tests.answering import Heard, Said, answering, noted_waits
+from tests.cases import cases
 
 PASSAGE = {"passage_id": "0", "title": "Tesk", "text": "a city"}
 Answer = Callable[[Heard], Said | None]
@@ -78,8 +79,15 @@ def serving(*answers: Answer) -> Iterator[Server]:
         yield Server(url, heard)
 
 
-def client(url: str, *, index_hash: str = "abc", timeout_s: float = 5.0, retries: int = 2) -> RemoteIndex:
-    return RemoteIndex(RemoteParams(url=url, timeout_s=timeout_s, retries=retries, backoff_s=0.01), index_hash)
+def client(url: str, *, index_hash: str = "abc", timeout_s: float = 5.0, retries: int = 2, **more: Any) -> RemoteIndex:
+    params = RemoteParams.model_validate(
+        {"url": url, "timeout_s": timeout_s, "retries": retries, "backoff_s": 0.01, **more}
+    )
+    return connect(params, index_hash)
+
+
+def retriever(url: str) -> RemoteIndex:
+    return client(url, protocol="retrieve", version="wiki-18-e5")
 
 
 @pytest.mark.parametrize(("key", "sent"), [("k3y", "Bearer k3y"), ("", None)])
@@ -107,23 +115,10 @@ def test_a_fault_that_passes_is_tried_again() -> None:
     assert len(server.heard) == 6
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (say(b"oh", 500), "does not answer: status 500"),
-        (say(b"<h1>gone</h1>", 404), r"not from a search server; check remote\.url"),
-        (say(b"slow down", 429), "does not answer: status 429"),
-        (say(b"<html>"), "in another form than a search server's: "),
-        (say({"results": [[PASSAGE]]}), "form than a search server's: index_hash: Field required"),
-        (say({"index_hash": "abc", "results": [[7]]}), r"server's: results\.0\.0: Input should be an object"),
-        (packed, r"server's: it is compressed \(gzip\)"),
-        (flood, "server's: it is larger than 32 MiB"),
-        (say({"index_hash": "abc", "results": []}), r"answered 1 queries for 1 passages each with \[\]"),
-        (say({"index_hash": "abc", "results": [[PASSAGE, PASSAGE]]}), r"answered 1 queries .* with \[2\]"),
-    ],
-)
-def test_a_server_that_stays_broken_is_given_up(answer: Answer, message: str) -> None:
-    with serving(answer) as server:
+@cases("status, content, message")
+def test_a_server_that_stays_broken_is_given_up(status: int, content: Any, message: str) -> None:
+    body = content.encode() if isinstance(content, str) else content
+    with serving(say(body, status) if status else {"packed": packed, "flood": flood}[content]) as server:
         with pytest.raises(WorldFault, match=message):
             client(server.url).search(["q"], 1)
         assert len(server.heard) == 3, "one attempt and two retries"
@@ -163,3 +158,33 @@ def test_our_own_faults_are_raised_at_once() -> None:
         for ask in (lambda: other.search(["q"], 1), lambda: other.read("q")):
             with pytest.raises(ValueError, match="serves index abc now, not def"):
                 ask()
+
+
+ROW = {"id": "2", "contents": '"Tesk"\na city'}  # of wiki-18
+
+
+@cases("result, k, expected")
+def test_retrieve_is_asked_as_search_r1_asks_and_each_of_its_servers_is_read(
+    result: list[Any], k: int, expected: list[tuple[str, str, str]]
+) -> None:
+    """`expected`: id, title and text of each passage of the one query. Without an id, the content names it."""
+    with serving(say({"result": [result]})) as server:
+        [passages] = retriever(server.url).search(["tesk?"], k)
+    assert server.heard[0].body == {"queries": ["tesk?"], "topk": k, "return_scores": True}
+    assert [[row.passage_id, row.title, row.text] for row in passages] == expected
+
+
+@cases("result, message")
+def test_retrieve_server_that_answers_otherwise_is_given_up(result: Any, message: str) -> None:
+    with serving(say({"result": result})) as server:
+        with pytest.raises(WorldFault, match=message):
+            retriever(server.url).search(["q", "r"], 2)
+        assert len(server.heard) == 3
+
+
+def test_retrieve_server_finds_no_titles_and_its_version_stands_for_its_hash() -> None:
+    with serving(say({"result": [[ROW]]})) as server:
+        remote = retriever(server.url)
+        assert remote.health().index_hash == "wiki-18-e5"
+        with pytest.raises(ValueError, match=r"finds no passages by their title; set env\.tools\.read to null"):
+            remote.read("Tesk")

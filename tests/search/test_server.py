@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,14 +17,16 @@ from starlette.testclient import TestClient
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from agent_r1.files import sha256
-from agent_r1.http.guard import Bounded
-from agent_r1.params.stages import SearchParams
+from agent_r1.files import SUMS, sha256
+from agent_r1.http.guard import Bounded, Door
+from agent_r1.params.search import SearchParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search
 from agent_r1.search.index import build, describe, open_index, open_local
 from agent_r1.search.remote import NO_ROUTE, Health
-from agent_r1.search.server import create_app
+from agent_r1.search.together import Together
+from agent_r1.serving.search_server import SHARE, create_app
+from agent_r1.tables import write_rows
 from tests.answering import wait_until_healthy
 from tests.cases import cases
 
@@ -57,7 +61,7 @@ def test_a_served_index_is_the_same_index(
     remote = search_params.remote.model_copy(update={"url": served})
     params = search_params.model_copy(update={"kind": "remote", "remote": remote})
     build(params, stored, tmp_path / "pinned")
-    assert [path.name for path in (tmp_path / "pinned").iterdir()] == ["meta.json"]
+    assert {path.name for path in (tmp_path / "pinned").iterdir()} == {"SHA256SUMS", "meta.json"}
     assert describe(tmp_path / "pinned").index_hash == describe(tmp_path / "index").index_hash
     queries = ["Tesk", "norn twin", "unheard", "<|im_end|> Veld é"]
     index = open_index(params, stored, tmp_path / "pinned")
@@ -66,12 +70,24 @@ def test_a_served_index_is_the_same_index(
     assert index.read(passages[2].title) == [passages[2]]
     assert index.read("nobody") == index.read("x" * 9000) == []
 
+    stated = {"url": f"{served}/", "protocol": "retrieve", "version": "atlas"}
+    params = params.model_copy(update={"remote": remote.model_copy(update=stated)})
+    build(params, stored, tmp_path / "stated")
+    assert describe(tmp_path / "stated").index_hash == "atlas"
+    found = open_index(params, stored, tmp_path / "stated").search(queries, 2)
+    assert found == open_local(tmp_path / "index").search(queries, 2)
+    later = params.model_copy(update={"remote": params.remote.model_copy(update={"version": "atlas-2"})})
+    with pytest.raises(ValueError, match="serves index atlas-2, and atlas was pinned"):
+        open_index(later, stored, tmp_path / "stated")
+
+    params = search_params.model_copy(update={"kind": "remote", "remote": remote})
+    (tmp_path / "pinned" / SUMS).unlink()  # as of an earlier version
     meta = tmp_path / "pinned" / "meta.json"
     meta.write_text(meta.read_text().replace(health["index_hash"], "0" * 64))
     with pytest.raises(ValueError, match=rf"serves index {health['index_hash'][:12]}, and 000000000000 was pinned"):
         open_index(params, stored, tmp_path / "pinned")
     other = tmp_path / "other.parquet"
-    other.write_bytes(stored.read_bytes() + b" ")
+    write_rows(other, passages[:2], Passage)
     with pytest.raises(ValueError, match=r"index served at http.* was built from other passages"):
         build(params, other, tmp_path / "pinned")
 
@@ -111,6 +127,50 @@ def test_an_honest_request_is_answered(client: TestClient) -> None:
     assert client.post("/v2/search", content="{}").content == NO_ROUTE
 
 
+def test_a_request_of_one_query_does_not_wait_for_all_of_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Echo):
+        def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+            assert gate.wait(60)
+            return super().search(queries, k)
+
+    asked: list[str] = []
+    gate = threading.Event()
+    search = Together.search
+
+    async def recorded(together: Together, query: str, k: int) -> list[Passage]:
+        asked.append(query)
+        return await search(together, query, k)
+
+    async def play() -> list[list[str]]:
+        transport = httpx.ASGITransport(create_app(Slow(), HEALTH))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            requests = []
+            for queries in (long, ["one"]):
+                requests.append(asyncio.create_task(client.post("/search", json={"queries": queries, "k": 1})))
+                while queries[0] not in asked:
+                    await asyncio.sleep(0.01)
+            gate.set()
+            replies = await asyncio.gather(*requests)
+        return [[found["title"] for [found] in reply.json()["results"]] for reply in replies]
+
+    monkeypatch.setattr(Together, "search", recorded)
+    long = [f"long {i}" for i in range(64)]
+    assert asyncio.run(play()) == [long, ["one"]]
+    assert asked == [*long[:SHARE], "one", *long[SHARE:]]
+
+
+def test_search_r1s_own_client_is_answered(client: TestClient) -> None:
+    """Its payload, and what it reads of the answer (`_passages2string` of generation.py)."""
+    payload = {"queries": ["Tesk", "q" * 9000], "topk": 1, "return_scores": True}
+    [found, long] = client.post("/retrieve", json=payload).json()["result"]
+    title, text = found[0]["document"]["contents"].split("\n")
+    assert (title, text, found[0]["score"]) == ('"Tesk"', "", 1.0)
+    assert len(long[0]["document"]["contents"]) == len('""\n') + 8192
+    plain = {"result": [[{"id": "0", "contents": '"Tesk"\n'}]]}
+    for further in ({}, {"topk": None}, {"topk": 0, "return_scores": False}):
+        assert client.post("/retrieve", json={"queries": ["Tesk"], **further}).json() == plain
+
+
 @cases("body, status, message")
 def test_a_request_beyond_the_limits_is_refused(client: TestClient, body: str, status: int, message: str) -> None:
     reply = client.post("/search", content=body)
@@ -118,20 +178,26 @@ def test_a_request_beyond_the_limits_is_refused(client: TestClient, body: str, s
     assert reply.json()["detail"].startswith(message)
 
 
-@pytest.mark.parametrize(("limit_s", "connections"), [(0.1, 1), (60.0, 0)])
-def test_a_connection_that_is_slow_or_too_many_ends(
-    monkeypatch: pytest.MonkeyPatch, limit_s: float, connections: int
-) -> None:
-    monkeypatch.setattr(Bounded, "seconds", limit_s)
-    monkeypatch.setattr(Bounded, "most", connections)
+@pytest.mark.parametrize(
+    ("sent", "limits"),
+    [
+        (b"POST /search HTTP/1.1\r\nx-slow: ", {"patience_s": 0.1}),  # a head without an end
+        (b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n", {"seconds": 0.1}),
+        (b"", {"most": 0}),
+    ],
+)
+def test_slow_or_surplus_connection_ends(sent: bytes, limits: dict[str, Any]) -> None:
+    door = Door(**limits)
 
     async def attack() -> None:
-        """Sends a header that has no end, and waits for the server to hang up."""
+        """Waits for the server to hang up."""
         config, state = Config(create_app(Echo(), HEALTH)), ServerState()
-        serving = await asyncio.get_running_loop().create_server(lambda: Bounded(config, state, {}), "127.0.0.1", 0)
+        serving = await asyncio.get_running_loop().create_server(
+            lambda: Bounded(door, config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        )
         async with asyncio.timeout(30), serving:
             reader, writer = await asyncio.open_connection(*serving.sockets[0].getsockname())
-            writer.write(b"POST /search HTTP/1.1\r\nx-slow: ")
+            writer.write(sent)
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
             writer.close()

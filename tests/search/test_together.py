@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.params.stages import SearchKind, SearchParams
+from agent_r1.params.search import SearchKind, SearchParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search
 from agent_r1.search.index import Cached, build, open_local
-from agent_r1.search.together import SIZE, Together
+from agent_r1.search.together import REQUEST, SIZE, THREADS, Together
 
 
 class Gated(Search):
+    waits = False
+
     def __init__(self) -> None:
         self.asked: list[tuple[list[str], int]] = []
         self.began = threading.Event()
@@ -55,6 +57,31 @@ def test_queries_that_come_during_a_search_are_one_batch_by_k_and_size() -> None
     ] == [([query] * k, k) for query, k in searches]
     full = [query for query, _ in searches[:SIZE]]
     assert index.asked == [(["first"], 1), (full, 2), ([f"q{SIZE}"], 2), (["other"], 3)]
+
+
+def test_queries_that_come_while_all_requests_wait_for_a_server_go_together() -> None:
+    class Remote(Gated):
+        waits = True
+
+    index = Remote()
+
+    async def play() -> list[list[Passage]]:
+        together = Together(index)
+        tasks = []
+        for number in range(THREADS):
+            tasks.append(asyncio.create_task(together.search(f"q{number}", 1)))
+            while len(index.asked) == number:
+                await asyncio.sleep(0.001)
+        tasks += [asyncio.create_task(together.search(f"later {number}", 1)) for number in range(2 * REQUEST + 1)]
+        await asyncio.sleep(0)
+        index.gate.set()
+        return list(await asyncio.gather(*tasks))
+
+    results = asyncio.run(play())
+    later = [f"later {number}" for number in range(2 * REQUEST + 1)]
+    assert [passage.title for [passage] in results] == [*(f"q{number}" for number in range(THREADS)), *later]
+    requests = sorted(len(queries) for queries, _ in index.asked)
+    assert requests == [1] * (THREADS + 1) + [REQUEST] * 2
 
 
 def test_a_search_that_is_cancelled_ends_no_other_and_a_fault_reaches_all_of_its_batch() -> None:

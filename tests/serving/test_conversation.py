@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,16 +15,12 @@ from agent_r1.rollout.episode import StepView
 from agent_r1.serving.conversation import Screen, introduction
 from agent_r1.serving.wire import Limits
 from agent_r1.tables import write_rows
+from tests.cases import cases
 from tests.trajectories import question_fields
 
 LIMITS = Limits(max_steps=5, max_tokens=512, parallel_calls=1)
 THOUGHT = "The director first."
 CALL = f'<think>{THOUGHT}</think><tool_call>{{"name": "search", "arguments": {{"query": "Low Tide"}}}}</tool_call>'
-ARGUMENTS = '{"a": 1, "b": "x"}'
-SEEK = f'<tool_call>{{"name": "seek", "arguments": {ARGUMENTS}}}</tool_call>'
-BROKEN = "<think>x</think><tool_call>{</tool_call>"
-NO_JSON = "the tool call is not valid JSON"
-MALFORMED = Call(tool="", arguments="", status=CallStatus.MALFORMED)
 FOUND = "Low Tide: Low Tide is a film by Mara Quill.\nMara Quill: Mara Quill was born in Tesk."
 
 
@@ -47,6 +44,16 @@ def view(
         fault=fault,
         tokens=200,
     )
+
+
+def view_of(fields: dict[str, Any]) -> StepView:
+    """The view of a case."""
+    kinds = {
+        "outcome": Outcome,
+        "stop_reason": StopReason,
+        "call": lambda call: Call(**call | {"status": CallStatus(call["status"])}),
+    }
+    return view(**{name: kinds.get(name, str)(value) for name, value in fields.items()})
 
 
 def search(observation: str = FOUND, query: str = "Low Tide", outcome: Outcome | None = None) -> StepView:
@@ -92,49 +99,14 @@ def test_terminal_cuts_passages_to_its_width_and_styles_parts() -> None:
     assert person.rstrip() == "    \x1b[1mMara Quill\x1b[0m: Mara Quill wa…"
 
 
-@pytest.mark.parametrize(
-    ("last", "reason"),
-    [
-        (search(observation="", outcome=Outcome.TURN_LIMIT), "all 5 steps are used (env.max_steps)"),
-        (
-            search(observation="", outcome=Outcome.TOKEN_LIMIT),
-            "the reply leaves no room for another action in 512 tokens (env.max_tokens)",
-        ),
-        (
-            view("hm", call=MALFORMED, outcome=Outcome.MALFORMED),
-            "the last of 5 steps is neither a tool call nor an answer (env.max_steps)",
-        ),
-        (view("hm", outcome=Outcome.ABORTED, fault="it is down"), "it is down"),
-    ],
-)
-def test_episode_without_answer_gives_reason(last: StepView, reason: str) -> None:
-    assert f"  none    no answer: {reason}" in printed(last).splitlines()
+@cases("last, reason")
+def test_episode_without_answer_gives_reason(last: dict[str, Any], reason: str) -> None:
+    assert f"  none    no answer: {reason}" in printed(view_of(last)).splitlines()
 
 
-@pytest.mark.parametrize(
-    ("step", "lines"),
-    [
-        (
-            view(BROKEN, f"Error: {NO_JSON}.", call=MALFORMED),
-            [f"  says    {BROKEN} ({NO_JSON})", f"  reply   Error: {NO_JSON}."],
-        ),
-        (
-            view("<think>on and", stop_reason=StopReason.LENGTH),
-            ["  says    <think>on and", "          (cut after 64 tokens)"],
-        ),
-        (
-            view(SEEK, "Error: no 'seek'", call=Call(tool="seek", arguments=ARGUMENTS, status=CallStatus.UNKNOWN_TOOL)),
-            ["  seek    a = 1, b = x (unknown_tool)", "  reply   Error: no 'seek'"],
-        ),
-        (
-            view("<answer></answer>", outcome=Outcome.ANSWERED),
-            ["  answer  (empty)", "  1 step, 0 calls, 200 tokens, 1.2 s", ""],
-        ),
-    ],
-    ids=["malformed", "cut", "failed", "empty"],
-)
-def test_action_is_printed_unchanged(step: StepView, lines: list[str]) -> None:
-    assert printed(step).splitlines() == lines
+@cases("step, lines")
+def test_action_is_printed_unchanged(step: dict[str, Any], lines: list[str]) -> None:
+    assert printed(view_of(step)).splitlines() == lines
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -11,7 +11,7 @@ from agent_r1.agents.gateway import MODEL, Unhurried
 from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.http.guard import Unsignalled, configured
 from agent_r1.params import SHIPPED, load
-from agent_r1.params.env import AgentParams
+from agent_r1.params.agents import AgentParams
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.sampling import Action, EngineError, EngineUnavailable, Request
 from agent_r1.serving import policy_server
@@ -35,7 +35,8 @@ def asking(
     conversations = Conversations(chat, LIMITS, AGENT, act)
 
     async def run() -> None:
-        server = Unsignalled(configured(conversations.app(), "127.0.0.1", port, Unhurried))
+        app = conversations.app()
+        server = Unsignalled(configured(app, "127.0.0.1", port, Unhurried(opens=app.opens)))
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
@@ -73,9 +74,7 @@ def test_history_is_read_as_it_was_sampled_beyond_steps_of_training(chat: Chat, 
         assert second.context[: len(context)] == context
 
 
-def test_oldest_and_long_conversations_start_anew(
-    chat: Chat, free_port: FreePort, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_and_long_conversations_restart(chat: Chat, free_port: FreePort, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy_server, "MOST_CONVERSATIONS", 2)
     monkeypatch.setattr(policy_server, "MOST_ACTIONS", 2)
 
@@ -104,9 +103,7 @@ def test_engine_that_fails_for_good_ends_server(chat: Chat, free_port: FreePort,
     assert asking(chat, use, act, free_port()).broken is (fault if ends else None)
 
 
-def test_server_refuses_web_pages_and_clients_without_key(
-    chat: Chat, free_port: FreePort, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_web_pages_and_keyless_are_refused(chat: Chat, free_port: FreePort, monkeypatch: pytest.MonkeyPatch) -> None:
     async def page(client: openai.AsyncOpenAI, _: Conversations) -> None:
         with pytest.raises(openai.PermissionDeniedError, match="not for web pages"):
             await ask(client, QUESTION, extra_headers={"origin": "http://evil.example"})

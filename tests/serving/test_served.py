@@ -91,7 +91,8 @@ class Policy:
 
 @contextmanager
 def serving(agent: Agent, port: int) -> Iterator[str]:
-    server = Server(configured(Service(agent, "ppo").app(), "127.0.0.1", port, Lasting))
+    app = Service(agent, "ppo").app()
+    server = Server(configured(app, "127.0.0.1", port, Lasting(opens=app.opens)))
     agent.shared.tools(0)
     thread = threading.Thread(target=agent.shared.run, args=(server.serve(),))
     thread.start()
@@ -140,9 +141,7 @@ def ask(url: str, content: Any = "Who?", **more: Any) -> Any:
     return client(url).chat.completions.create(model="ppo", messages=[{"role": "user", "content": content}], **more)
 
 
-def test_concurrent_clients_get_the_tokens_of_a_single_one(
-    url: str, chat: Chat, policy: Policy, openai: ModuleType
-) -> None:
+def test_concurrent_clients_get_tokens_of_one_alone(url: str, chat: Chat, policy: Policy, openai: ModuleType) -> None:
     questions = [f"Who is number {number}?" for number in range(64)]
 
     async def ask_all() -> list[str]:
@@ -279,6 +278,32 @@ def test_stream_sends_steps_as_they_are_taken(url: str, policy: Policy) -> None:
     assert str(last.choices[0].delta.content).isdigit()
     assert last.choices[0].finish_reason == "stop"
     assert used.usage.total_tokens == last.model_extra["agent_r1"]["tokens"]  # type: ignore[index]
+
+
+def test_streams_of_responses_and_messages_send_steps_as_they_are_taken(url: str, policy: Policy) -> None:
+    """Each client has read the first step before the second action is sampled, and the answer in the end."""
+    from anthropic import Anthropic
+
+    policy.go_on.clear()
+    with client(url).responses.stream(model="ppo", input="Who?") as of_responses:
+        step = next(event.delta for event in of_responses if event.type == "response.reasoning_summary_text.delta")
+        policy.go_on.set()
+        response = of_responses.get_final_response()
+    assert "Low Tide: by Mara Quill" in step
+    assert response.output_text.isdigit()
+    assert response.output[0].summary[0].text.startswith(step)
+    policy.go_on.clear()
+    other = Anthropic(base_url=url.removesuffix("/v1"), api_key="none", max_retries=0, timeout=PATIENCE_S)
+    messages = [{"role": "user", "content": "Who?"}]
+    with other.messages.stream(model="ppo", max_tokens=300, messages=messages) as of_messages:  # type: ignore[arg-type]
+        assert next(event.thinking for event in of_messages if event.type == "thinking") == step
+        policy.go_on.set()
+        message = of_messages.get_final_message()
+    assert message.content[-1].text == response.output_text  # type: ignore[union-attr]
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (
+        response.usage.input_tokens,
+        response.usage.output_tokens,
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -8,8 +8,9 @@ import pytest
 
 from agent_r1.credit.own import Episode
 from agent_r1.files import model_hash
+from agent_r1.params import Params
 from agent_r1.records import Question, Trajectory
-from agent_r1.rollout.sampling import Beneath
+from agent_r1.rollout.sampling import Beneath, PolicyWeights
 from agent_r1.serving import trainer as module
 from agent_r1.serving.trainer import Trainer
 from agent_r1.tables import read_rows
@@ -46,11 +47,12 @@ def made(folder: Path, model: Path, **changes: Any) -> Trainer:
     [
         ({"tools": [lambda number: number]}, r"lambda.* cannot be found by a name; define it with def"),
         ({"rewards": [partial(short)]}, r"functools.partial.* cannot be found by a name; define it with def"),
-        ({"tools": []}, "Trainer: env: tools: a question cannot be answered without any tool"),
+        ({"tools": []}, "Trainer: env.tools: a question cannot be answered without any tool"),
         ({"questions": ["Who?"]}, "questions.jsonl, row 1: field 'answer' must be a text"),
         ({"passages": [{"title": "Veld"}]}, "passages.jsonl, row 1: field 'text' must be a text"),
         ({"run": "grop"}, "there is no run 'grop' under runs:; did you mean 'grpo'?"),
         ({"changes": {"train": {"iteration": 1}}}, "Trainer: runs.grpo: unknown key 'iteration'; did you mean"),
+        ({"changes": {"model": {"portable": True}}}, "model.portable: true comes too late for this process"),
         ({"changes": HELD}, "train.reference models:/agent_r1/1 is a registered version, which only a stage asks"),
     ],
 )
@@ -146,9 +148,9 @@ def test_adapters_answer_beside_the_model_that_they_were_trained_on(
     level = module.LOGGER.level
     opened, open_agent = list[Any](), module.open_agent
 
-    def noted(*given: Any, beneath: Beneath | None, **others: Any) -> Any:
-        opened.append(beneath)
-        return open_agent(*given, beneath=beneath, **others)
+    def noted(settings: Params, weights: PolicyWeights, temperature: float) -> Any:
+        opened.append(weights.beneath)
+        return open_agent(settings, weights, temperature)
 
     monkeypatch.setattr(module, "open_agent", noted)
     adapters = {"model": {"threads": 1, "lora": {"rank": 2}}}

@@ -19,6 +19,7 @@ from agent_r1.records import Credit, Source, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.teaching.teacher import ServedTeacher
 from tests.answering import Heard, Said, answering
+from tests.cases import cases
 from tests.fixtures import Task, vllm_server
 from tests.trajectories import from_parts
 
@@ -53,9 +54,7 @@ def masks(rows: list[Trajectory]) -> list[Any]:
     return [row.action_mask for row in rows]
 
 
-def test_a_teacher_at_a_server_says_what_it_says_here(
-    teacher_server: tuple[Path, str], tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_served_teacher_scores_alike(teacher_server: tuple[Path, str], tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     """Of one context, of several, and of one that fills the window."""
     folder, url = teacher_server
     rows = [episode(9, 5, 7, 6), episode(5, 3, 6, 4, context_starts=[0, 8]), episode(300, 100, 100, WINDOW - 500)]
@@ -97,23 +96,11 @@ def test_a_teacher_with_other_tokens_or_another_name_is_refused(teacher_server: 
         ServedTeacher(("nobody", url), LIMITS, others)
 
 
-SCORED = {"logprob": -1.0, "decoded_token": "x"}
 LAST = {"tokens": ["x"], "token_logprobs": [-1.0]}
 
 
-@pytest.mark.parametrize(
-    "choices",
-    [
-        [],
-        [{"prompt_logprobs": [None, {"7": SCORED}], "logprobs": LAST}],  # too few
-        [{"prompt_logprobs": [None, {"7": SCORED}, {"9": SCORED}], "logprobs": LAST}],  # of another token
-        [{"prompt_logprobs": [None, {"7": SCORED}, {"8": SCORED | {"logprob": 0.5}}], "logprobs": LAST}],
-        [{"prompt_logprobs": [None, {"7": SCORED}, {"8": SCORED}], "logprobs": {**LAST, "token_logprobs": [0.5]}}],
-    ],
-)
-def test_scores_that_are_none_are_the_servers_fault(
-    choices: list[dict[str, Any]], tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
+@cases("choices")
+def test_odd_scores_are_servers_fault(choices: list[dict[str, Any]], tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     rows = [from_parts([(Source.PROMPT, [6, 7]), (Source.ACTION, [8, 9])])]
     probed: list[dict[str, Any]] = [{"prompt_logprobs": [None], "logprobs": LAST}]
 

@@ -118,9 +118,7 @@ def test_what_another_training_left_is_moved_aside(
     assert (aside / "SHA256SUMS").exists()
 
 
-def test_what_is_not_as_it_was_written_is_refused(
-    left: Unfinished, fitted: Callable[..., Fitted], rows: list[Trajectory]
-) -> None:
+def test_changed_checkpoint_is_refused(left: Unfinished, fitted: Callable[..., Fitted], rows: list[Trajectory]) -> None:
     [shard] = (left.folder / "learner").glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"not as it was written, by SHA256SUMS; remove \S+left to begin anew$"):

@@ -21,14 +21,6 @@ def doubled(levels: int) -> dict[str, Any]:
     return {"properties": {"a": {"$ref": f"#/$defs/n{levels}"}}, "$defs": {"n0": {"type": "string"}, **defined}}
 
 
-NAMED = {
-    "$schema": "http://json-schema.org/draft-07/schema#",
-    "$id": "http://127.0.0.1:1/",
-    "properties": {"a": {"$id": "b", "$ref": "#/definitions/a"}},
-    "definitions": {"a": {"$schema": "http://json-schema.org/draft-04/schema#", "type": "string"}},
-}
-
-
 @cases("schema, fitting, others")
 def test_arguments_fit_by_the_rules_of_2020(schema: Any, fitting: list[Any], others: list[Any]) -> None:
     judged = check(**schema)

@@ -20,6 +20,7 @@ from agent_r1.tools.base import (
     function_schema,
     methods,
 )
+from tests.cases import cases
 
 
 class Unit(enum.Enum):
@@ -72,20 +73,9 @@ for _ in range(100_000):
     DEEP = [DEEP]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({}, "amount: Field required; units: Field required"),
-        ({"amount": True, "units": []}, "amount"),
-        ({"amount": 1, "units": [1]}, "units.0"),
-        ({"amount": 1, "units": [], "exact": 1}, "exact"),
-        ({"amount": 1, "units": [], "more": 1}, "more"),
-        ({"amount": 1, "units": ["\ud800"]}, "Invalid JSON"),
-        pytest.param({"amount": 1, "units": DEEP}, "nested too deeply", id="deep"),
-    ],
-)
+@cases("arguments, named")
 def test_bad_arguments(arguments: dict[str, Any], named: str) -> None:
-    result = call(FunctionTool(convert), **arguments)
+    result = call(FunctionTool(convert), **arguments | ({"units": DEEP} if arguments.get("units") == "deep" else {}))
     assert result.call_status is CallStatus.BAD_ARGUMENTS
     assert named in result.text
     assert call(FunctionTool(convert), amount=1, units=["m"], places=2) == ToolResult(text="1.0 ['m'] False 2")
@@ -280,27 +270,14 @@ CIRCLE = of(a={"$ref": "#/$defs/A"}) | {"$defs": {"A": {"items": {"$ref": "#/$de
 CHAIN = {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(30)} | {"30": {"type": "string"}}
 
 
-@pytest.mark.parametrize(
-    ("parameters", "problem"),
-    [
-        ({"type": "array"}, "no object with properties"),
-        ({"type": "object", "properties": ["a"]}, "no object with properties"),
-        (of(a={"description": "x" * 1_000_000}), r"takes 1,000,\d+ characters, more than 32,768; shorten"),
-        (of(a=nested(MAX_DEPTH)), "more than 32 deep"),
-        (of(a=nested(500)), "more than 32 deep"),
-        (of(a={"default": float("nan")}), "no JSON"),
-        (of(a={"default": b"x"}), "no JSON"),
-        (of(a={"description": "\ud800"}), "no JSON"),
-        (of(a={"$ref": "#/$defs/A"}), "refers to '#/.defs/A', which is not in it"),
-        (of(a={"$ref": "https://example.com/a.json"}), "refers to 'https://example.com/a.json', which is not in it"),
-        (of(a={"$ref": "#"}), "refers in a circle: # to #"),
-        (of(a={"items": {"$ref": "#/properties/a"}}), "in a circle: #/properties/a to #/properties/a"),
-        (CIRCLE, "refers in a circle: #/.defs/"),
-    ],
-)
-def test_schemas_that_are_refused_and_others_within_the_limits(parameters: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValueError, match=f"tool 'look': its .*{problem}"):
-        function_schema("look", "", parameters)
+@cases("properties, problem")
+def test_schemas_that_are_refused_and_others_within_the_limits(properties: dict[str, Any], problem: str) -> None:
+    lists: Any = ({"type": "array"}, {"type": "object", "properties": ["a"]})
+    refused = [(of(a=properties), problem), *((schema, "no object with properties") for schema in lists)]
+    refused += [(of(a=nested(depth)), "more than 32 deep") for depth in (MAX_DEPTH, 500)]
+    for schema, said in (*refused, (CIRCLE, "refers in a circle: #/.defs/")):
+        with pytest.raises(ValueError, match=f"tool 'look': its .*{said}"):
+            function_schema("look", "", schema)
     function_schema("look", "x" * (MAX_CHARACTERS - 100), of())
     for taken in (of(a=nested(MAX_DEPTH - 4)), of(a={"$ref": "#/$defs/0"}) | {"$defs": CHAIN}):
         function_schema("look", "", taken)

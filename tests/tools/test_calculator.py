@@ -26,10 +26,3 @@ def test_whatever_it_is_given_it_answers_or_refuses(expression: str) -> None:
     result = asyncio.run(FunctionTool(calculator).call({"expression": expression}))
     assert result.call_status in (CallStatus.OK, CallStatus.FAILED)
     assert 0 < len(result.text) < 1000
-
-
-SUMS = st.recursive(
-    st.integers(0, 99).map(str),
-    lambda inner: st.tuples(inner, st.sampled_from("+-*"), inner).map(lambda three: "({}{}{})".format(*three)),
-    max_leaves=8,
-)

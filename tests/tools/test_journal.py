@@ -41,9 +41,7 @@ def test_what_was_written_is_there_in_the_next_process(path: Path, caplog: pytes
     assert "where ask({}) is called now" in caplog.text
 
 
-def test_a_line_that_a_kill_cut_short_is_dropped_and_the_next_is_whole(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_line_that_a_kill_cut_is_dropped_and_the_next_is_whole(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Journal(path).add(AT, MADE, GAVE)
     whole = path.read_bytes()
     path.write_bytes(whole + whole[: len(whole) // 2])

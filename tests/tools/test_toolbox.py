@@ -148,6 +148,7 @@ def test_tools_that_are_refused(env: Env, changes: dict[str, Any], message: str)
     assert "me:k" not in str(refusal.value)
 
 
+@pytest.mark.slow  # a server for each episode
 def test_a_session_with_a_server_can_be_an_episodes_own(env: Env) -> None:
     """Opened by the first call, brought to where it was before a kill, and gone with the episode."""
     before = set(psutil.Process().children(recursive=True))

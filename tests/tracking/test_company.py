@@ -17,6 +17,7 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from playwright.sync_api import Browser, expect
 from werkzeug.security import generate_password_hash
 
 from agent_r1 import tracking
@@ -78,10 +79,8 @@ def company(
         wait_until_healthy(url, process, (folder / "log").read_text)
         for name in ("ann", "bob"):
             account = {"username": name, "password": password}
-            response = httpx.post(
-                f"{url}/api/2.0/mlflow/users/create", json=account, auth=(ADMIN, password), timeout=60
-            )
-            assert response.is_success, response.text
+            reply = httpx.post(f"{url}/api/2.0/mlflow/users/create", json=account, auth=(ADMIN, password), timeout=60)
+            assert reply.is_success, reply.text
         with closing(sqlite3.connect(folder / "accounts.db")) as accounts, accounts:  # hashes that take no time
             cheap = generate_password_hash(password, "pbkdf2:sha256:1")
             accounts.execute("UPDATE users SET password_hash = ?", (cheap,))
@@ -110,8 +109,8 @@ def log_in(
     mlflow.set_tracking_uri(None)  # type: ignore[arg-type]
 
 
-def test_company_server_keeps_runs_traces_data_prompts_and_versions_of_writers(
-    log_in: Callable[..., MlflowClient], caplog: pytest.LogCaptureFixture
+def test_company_server_keeps_all_pages(
+    log_in: Callable[..., MlflowClient], caplog: pytest.LogCaptureFixture, browser: Browser, company: Company
 ) -> None:
     client = log_in("ann")
     assert require_store().endswith("/team/mlflow")
@@ -132,6 +131,10 @@ def test_company_server_keeps_runs_traces_data_prompts_and_versions_of_writers(
     assert data.name == "atlas"
     assert client.load_prompt("prompts:/agent_r1-prompt/1").tags["sha256"] == "6" * 64
     assert not [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    tab = browser.new_page(http_credentials={"username": "ann", "password": company.password})
+    tab.goto(store.comparison())
+    for text in ("1 matching run", "final/success"):
+        expect(tab.get_by_text(text).first).to_be_visible(timeout=60_000)
 
     log_in("bob")
     assert registry.find("models:/agent_r1@champion") == champion, "who may read finds the champion"
@@ -147,9 +150,7 @@ def test_company_server_keeps_runs_traces_data_prompts_and_versions_of_writers(
 
 
 @pytest.mark.parametrize("account", [("ann", "zebra"), ("nobody", "zebra"), ("", "")])
-def test_password_that_does_not_fit_is_named_with_the_remedy(
-    log_in: Callable[..., MlflowClient], account: tuple[str, str]
-) -> None:
+def test_unfit_password_is_named_with_remedy(log_in: Callable[..., MlflowClient], account: tuple[str, str]) -> None:
     log_in(*account)
     with pytest.raises(ValueError, match="MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD") as refusal:
         require_store()

@@ -19,9 +19,9 @@ from sqlalchemy import TextClause
 
 from agent_r1 import tracking
 from agent_r1.params import load
-from agent_r1.params.env import AgentParams
+from agent_r1.params.agents import AgentParams
+from agent_r1.params.outside import OthersParams
 from agent_r1.params.places import RunId
-from agent_r1.params.prepare import OthersParams
 from agent_r1.tracking.store import ABOUT, comparison, mendable_fault
 from tests.neighbour import UID, needs_root, open_folder
 
@@ -41,10 +41,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = tmp_path_factory.mktemp("project")
     shutil.copy(ROOT / "params.yaml", project)
     variables = {"DVC_ROOT", "MLFLOW_TRACKING_URI"}
-    environment = {name: value for name, value in os.environ.items() if name not in variables}
-    racers = [
-        subprocess.Popen([sys.executable, "-c", RACE, str(number)], cwd=project, env=environment) for number in range(2)
-    ]
+    env = {name: value for name, value in os.environ.items() if name not in variables}
+    racers = [subprocess.Popen([sys.executable, "-c", RACE, str(number)], cwd=project, env=env) for number in range(2)]
     assert [racer.wait(timeout=240) for racer in racers] == [0, 0]
     return project
 
@@ -170,9 +168,7 @@ def test_row_of_first_table_describes_run(project: Path, monkeypatch: pytest.Mon
     run.uses({"atlas questions": (Path("data/prepared/questions.parquet"), "ab" * 32)}, "training")
     run.log({"rollout/canary_gap": 0.0, "reward/total": 0.0, "rollout/success": 0.5}, step=0)
     measured = client(project).get_run(run.run_id).data.metrics
-    assert list(measured) == ["rollout/success", "reward/total", "rollout/canary_gap"], (
-        "and no score until it is evaluated"
-    )
+    assert list(measured) == ["rollout/success", "reward/total", "rollout/canary_gap"], "no score yet"
     for success in (0.25, 0.5):  # evaluated again
         run.final({"success": success, "success/low": 0.125, "success/high": 0.75})
     stored = client(project).get_run(run.run_id)
@@ -288,9 +284,7 @@ def test_locked_database_is_a_fault_that_passes(project: Path, monkeypatch: pyte
     run.log({"rollout/em": 0.5}, step=0)
 
 
-def test_dvc_root_and_subfolders_lead_to_the_same_store(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_and_subfolders_share_one_store(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An experiment that DVC runs elsewhere, and one started in a folder of the project."""
     run = tracking.start("found-seed0", {}, TAGS)
     (project / "below").mkdir()
@@ -307,9 +301,7 @@ def test_dvc_root_and_subfolders_lead_to_the_same_store(
     ("agent", "rows_of", "said"),
     [(None, None, None), ("calm", None, None), ("web", None, False), ("calm", "web", False)],
 )
-def test_run_says_that_an_agent_does_not_repeat_itself(
-    agent: str | None, rows_of: str | None, said: bool | None
-) -> None:
+def test_run_says_agent_does_not_repeat_itself(agent: str | None, rows_of: str | None, said: bool | None) -> None:
     params = load(ROOT / "params.yaml")
     agents = {name: AgentParams(command=["own"], timeout_s=1, repeats=name == "calm") for name in ("web", "calm")}
     worlds = {"rows": OthersParams(env="agent", name=rows_of, train=(0, 1))} if rows_of else {}
@@ -334,9 +326,7 @@ def test_run_params_name_the_ablation() -> None:
         "grpo_no_loss_mask": ("grpo", False, "whitening+critic"),
     }
     assert expected.items() <= columns.items()
-    assert not any(name.startswith(("credit.estimator", "credit.loss_mask")) for name in parameters["ppo"]), (
-        "said twice"
-    )
+    assert not any(name.startswith(("credit.estimator", "credit.loss_mask")) for name in parameters["ppo"]), "twice"
     assert parameters["grpo"]["variant"] == "grpo"
     beside = params.model_copy(update={"places": params.places.model_copy(update={"scale": "lake"})})
     assert tracking.run_params("grpo", beside, params.run(RunId("grpo")))["variant"] == "grpo-lake"
@@ -368,9 +358,7 @@ def test_provenance_names_commit_and_data(tmp_path: Path, monkeypatch: pytest.Mo
     assert tracking.provenance("atlas")["git_commit"] == f"{commit}+changes"
 
 
-def test_project_of_another_owner_has_no_commit_which_is_said_once_with_gits_remedy(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_foreign_project_warns_once_of_git(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     needs_root()
     with open_folder() as folder:
         monkeypatch.chdir(folder)

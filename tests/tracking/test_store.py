@@ -24,9 +24,7 @@ from agent_r1.tracking.store import mendable_fault, open_store, require_store
 ROOT = Path(__file__).parents[2]
 
 
-def test_copied_project_writes_at_home_and_leaves_the_original_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copied_project_leaves_the_original_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original, copied = tmp_path / "the original_%", tmp_path / "copy"
     original.mkdir()
     shutil.copy(ROOT / "params.yaml", original)
@@ -124,9 +122,7 @@ def typed(message: object, *expected: str) -> str:
     return str(command)
 
 
-def test_store_that_a_kill_left_half_made_is_moved_away_by_the_command_that_the_message_names(
-    project: Path, lay_store: Callable[[Path], None]
-) -> None:
+def test_half_made_store_is_moved_away_by_the_named_command(project: Path, lay_store: Callable[[Path], None]) -> None:
     """As MLflow itself leaves it: a table of a migration that did not end is in the way of the next."""
     file = project / ".tracking/mlflow.db"
     moved_file = file.rename(project / "whole")
@@ -143,9 +139,7 @@ def test_store_that_a_kill_left_half_made_is_moved_away_by_the_command_that_the_
     assert (project / ".tracking/damaged/mlflow.db").exists()
 
 
-def test_renamed_experiment_goes_on_and_a_deleted_one_names_its_way_back(
-    project: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deleted_experiment(project: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tracking.start("ppo-seed0", {"variant": "ppo"}, {})
     client, experiment = open_store()
 

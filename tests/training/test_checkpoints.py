@@ -16,9 +16,8 @@ from safetensors.torch import load_file
 
 from agent_r1.files import sha256
 from agent_r1.learn import checkpoint
-from agent_r1.learn.losses import Metrics
 from agent_r1.learn.memory import REMEDIES
-from agent_r1.records import Outcome, Trajectory
+from agent_r1.records import Metrics, Outcome, Trajectory
 from agent_r1.rollout.sampling import EngineError
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.teaching.demonstrator import Demonstrator
@@ -225,9 +224,7 @@ def test_the_run_has_what_could_go_wrong(alone: Alone) -> None:
 
 
 @pytest.mark.parametrize(("changes", "kills"), [(RUN, 1), (SPARSE, 2)])
-def test_killed_before_any_of_its_writes_a_run_ends_with_the_same_bits(
-    go: Go, alone: Alone, changes: dict[str, Any], kills: int
-) -> None:
+def test_run_killed_at_any_write_has_the_same_bits(go: Go, alone: Alone, changes: dict[str, Any], kills: int) -> None:
     """Killed twice; what was collected or validated is not asked of the engine again."""
     expected, whole = alone
     folder, process = go(changes)
@@ -247,9 +244,7 @@ def collected(folder: RunFolder) -> list[int]:
     return [int(path.stem) for path in sorted((folder.path / "trajectories").iterdir())]
 
 
-def test_one_step_ahead_every_iteration_is_sampled_by_the_policy_before(
-    left_alone: Callable[[dict[str, Any]], Alone],
-) -> None:
+def test_run_ahead_samples_by_the_policy_before(left_alone: Callable[[dict[str, Any]], Alone]) -> None:
     """But for the first, which none was before. The critic learns alone in the first two, which the policy outlasts."""
     found, _ = left_alone(AHEAD)
     versions = [int(version) for row in found["trajectories"] for version in re.findall(r"policy_version=(\d+)", row)]
@@ -259,9 +254,7 @@ def test_one_step_ahead_every_iteration_is_sampled_by_the_policy_before(
 
 
 @pytest.mark.parametrize("changes", [AHEAD, SPARSE_AHEAD])
-def test_one_step_ahead_a_killed_run_ends_with_the_same_bits(
-    go: Go, left_alone: Callable[[dict[str, Any]], Alone], changes: dict[str, Any]
-) -> None:
+def test_kill_ahead_is_harmless(go: Go, left_alone: Callable[[dict[str, Any]], Alone], changes: dict[str, Any]) -> None:
     expected, _ = left_alone(AHEAD)
     folder, process = go(changes)
     assert (bits(folder), collected(folder)) == (expected, [*range(ITERATIONS)])
@@ -311,18 +304,6 @@ def test_the_policys_schedule_begins_where_the_critics_warm_up_ends_also_after_a
         go(REST, killed_at)
         folder, _ = go(REST)
         assert bits(folder, ["checkpoint/policy"]) == expected, killed_at
-
-
-def test_a_policy_of_an_older_version_keeps_its_schedule_and_one_still_at_rest_takes_todays(go: Go) -> None:
-    """Older checkpoints do not say where the warm-up ended."""
-    longer = REST | {"iterations": 10}
-    for begun, later in ((5, [3.5e-3, 2.8e-3]), (2, [0.0, 7e-3])):
-        folder, _ = go(longer, f"update {begun}")
-        checkpoint.amend(folder.checkpoint, older := replace(folder.progress, policy_from=None))
-        assert older.planned(folder.config) == (10 if older.policy_version else 13)
-        folder, _ = go(longer, f"update {begun + 2}")
-        assert rates(folder, "policy")[begun:] == pytest.approx(later)
-        aside(folder)
 
 
 def torn(path: Path) -> None:
@@ -380,9 +361,7 @@ def test_of_a_run_that_ends_nothing_is_left_that_was_collected_ahead(go: Go, mon
     assert (collected(folder), len(folder.metrics.read_text().splitlines())) == ([0, 1, 2, 3], 4)
 
 
-def test_a_run_that_goes_back_collects_again_what_it_had_collected_ahead(
-    go: Go, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_that_goes_back_collects_again_what_was_ahead(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first iteration after the good checkpoint is sampled by its policy: what came ahead was of another seed."""
     monitor = {"on_collapse": "rollback", "max_rollbacks": 1}
     changes = AHEAD | {"validation": {"every": 0, "keep_best": False}, "monitor": monitor}
@@ -404,9 +383,7 @@ def test_a_run_that_goes_back_collects_again_what_it_had_collected_ahead(
     assert bits(folder, ["checkpoint/policy"]) == expected
 
 
-def test_a_sampler_that_fails_ahead_is_told_where_it_is_waited_for(
-    task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fault_ahead_is_raised(task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with open_training(task, dict(AHEAD)) as training:
         answer = training.collector.sampler.answer
 
@@ -421,9 +398,7 @@ def test_a_sampler_that_fails_ahead_is_told_where_it_is_waited_for(
     assert (training.folder.finished, collected(training.folder)) == (1, [0, 1])
 
 
-def test_a_fault_of_a_device_passes_and_the_next_in_the_same_iteration_does_not(
-    task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_fault_is_final(task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     faults = iter([EngineError("it is gone"), torch.OutOfMemoryError("it is full")])
 
     def update(training: Training, iteration: int) -> Metrics:
@@ -444,9 +419,7 @@ def test_a_fault_of_a_device_passes_and_the_next_in_the_same_iteration_does_not(
     assert (training.folder.finished, (training.folder.path / "fault").exists()) == (ITERATIONS, False)
 
 
-def test_stale_weights_are_noticed_before_anything_is_collected_ahead(
-    task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_weights_noticed(task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with open_training(task, dict(AHEAD)) as training:
         monkeypatch.setattr(training.collector.sampler.engine, "load_weights", lambda *_: None)
         with pytest.raises(StaleWeightsError, match="the sums of"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_r1.learn.learner import Learner
-from agent_r1.params.env import FunctionParams, ToolsParams
+from agent_r1.params.tools import FunctionParams, ToolsParams
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import ScriptedSampler

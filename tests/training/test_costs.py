@@ -102,9 +102,7 @@ def test_a_trainings_core_seconds_are_those_of_its_process(task: Any, open_train
     assert rows[1]["cost/peak_gib"] >= rows[0]["cost/peak_gib"] > 0.1
 
 
-def test_a_process_that_goes_on_adds_to_the_costs_of_the_one_before(
-    task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_costs_go_on_adding(task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends in its second iteration, with no checkpoint yet: the first one is learned again, and costs again."""
     with open_training(task, RUN) as training:
         first = training.rollout(0) | training.credit(0) | training.update(0)

@@ -9,8 +9,10 @@ import pytest
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import Call, CallStatus, Outcome, Question, Source, Trajectory
 from agent_r1.training.findings import REWARDS, TEACH, findings, strays
+from tests.cases import cases
 from tests.trajectories import from_parts, question_fields
 
+EASY = "; if it pays as much for a lost game, let success ask for more: success_above, success"
 PROSE, BROKEN = "I do not know\x1b[2J", "<tool_call>{</tool_call>"
 
 
@@ -76,6 +78,21 @@ def test_groups_without_variance_are_told_from_a_share_on_and_not_where_most_suc
     assert reasons(*rows) == [], "greedy answers say little of it"
 
 
+@pytest.mark.parametrize(("paid", "count", "says"), [(0.0005, 8, True), (1.0, 8, False), (0.0005, 7, False)])
+def test_success_that_a_lost_game_reaches_is_told(paid: float, count: int, says: bool) -> None:
+    """As 2048 of textarena pays 1/2048 for a game that its first move loses."""
+    rewards = {"env": paid, "success": 1.0}
+    steps = [{"rewards": {"env": 1.0, "success": 1.0}}] * (count - 1) + [{"rewards": rewards}]
+    rows = [
+        from_parts([(Source.ACTION, [97])], [step], question_id=f"q{at}", group=at, outcome=Outcome.ENDED)
+        for at, step in enumerate(steps)
+    ]
+    said = [reason for reason in reasons(*rows) if "success_above" in reason]
+    assert said == [f"all 8 episodes are successes, and the world paid 0.0005 for one of them{EASY}"] * says
+    failed = replace(rows[0], steps=[replace(rows[0].steps[0], rewards={"env": 0.0, "success": 0.0})])
+    assert not any("success_above" in reason for reason in reasons(*rows, failed))
+
+
 def test_a_policy_that_calls_no_tool_is_told_where_it_has_tools_and_mostly_fails() -> None:
     rows = [episode(0, answer="Veld"), episode(1, answer="Veld"), episode(2, BROKEN, answer="Tesk", right=1.0)]
     [reason] = reasons(*rows, returns=[1], tools=True)
@@ -87,22 +104,7 @@ def test_a_policy_that_calls_no_tool_is_told_where_it_has_tools_and_mostly_fails
     assert reasons(replace(rows[0], steps=[called]), rows[1], tools=True) == []
 
 
-RISING = [*[-0.5] * 5, *[0.1] * 5]
-
-
-@pytest.mark.parametrize(
-    ("returns", "rates", "said"),
-    [
-        (RISING, [0.3] * 5 + [0.1] * 5, True),
-        (RISING, [0.0] * 10, True),
-        (RISING, [0.3] * 5 + [0.31] * 5, False),  # it succeeds more often
-        (RISING, [0.9] * 5 + [0.8] * 5, False),  # it succeeds
-        ([-value for value in RISING], [0.3] * 10, False),  # the return falls
-        ([-0.5, 0.5, -0.5, 0.5, -0.5, 0.4, -0.4, 0.4, -0.4, 0.5], [0.3] * 10, False),  # by chance
-        (RISING[:9], [0.0] * 9, False),  # once in ten iterations
-        ([], [], False),
-    ],
-)
+@cases("returns, rates, said")
 def test_a_return_that_rises_alone_is_told_with_both(returns: list[float], rates: list[float], said: bool) -> None:
     rows = [{"reward/total": paid, "rollout/success": rate} for paid, rate in zip(returns, rates, strict=True)]
     rose = "the return rose from -0.500 to 0.100 in 10 iterations, and exact match did not, from "
@@ -110,23 +112,14 @@ def test_a_return_that_rises_alone_is_told_with_both(returns: list[float], rates
     assert [each.startswith(rose) and each.endswith(f"; what helps: {REWARDS}") for each in found] == [True] * said
 
 
-@pytest.mark.parametrize(
-    ("said", "golds", "reason"),
-    [
-        (["no"] * 9 + ["yes"], ["yes", "no"] * 5, "9 of 10 answers to yes/no questions are 'no', 4 of them right"),
-        (["no"] * 8 + ["yes"] * 2, ["yes", "no"] * 5, None),  # under nine in ten
-        (["no"] * 10, ["no"] * 8 + ["yes"] * 2, None),  # mostly right
-        (["no"] * 10, ["yes"] * 10, None),  # of one question it would say nothing
-        (["no"] * 7, ["yes", "no"] * 4, None),  # too few
-        (["Veld"] * 9 + ["Arn"], ["Arn", "Quell"] * 5, "9 of 10 answers are 'veld', 0 of them right"),
-    ],
-)
-def test_one_word_for_nearly_all_answers_is_named_with_its_share(
-    said: list[str], golds: list[str], reason: str | None
-) -> None:
-    rows = [episode(group, answer=answer) for group, answer in enumerate(said)]
+@cases("said, golds, reason")
+def test_one_word_for_nearly_all_answers_is_named(said: str, golds: str, reason: str | None) -> None:
+    """`said` counts the answers; `golds` are those of the questions, over and over."""
+    words = said.split()
+    answers = [word for count, word in zip(words[::2], words[1::2], strict=True) for _ in range(int(count))]
+    rows = [episode(group, answer=answer) for group, answer in enumerate(answers)]
     other = [episode(20, answer="Tesk", right=1.0)] * 2  # to another question, and rarely yes or no
-    told = reasons(*other[: 2 * (said[0] == "no")], *rows, returns=[1], golds=golds)
+    told = reasons(*other[: 2 * (answers[0] == "no")], *rows, returns=[1], golds=golds.split() * 5)
     assert [each.partition(";")[0] for each in told] == ([reason] if reason else [])
 
 

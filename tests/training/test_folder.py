@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from agent_r1.pretrained import load_model
 from agent_r1.tables import replacing
 from agent_r1.training.folder import AnotherRunError, RunFolder
 from benchmarks.injected import Killer, moments
+from tests.cases import cases
 from tests.learn.learning import CPU, contents, same_bits, weights
 
 SETTINGS = load(Path(__file__).parents[2] / "params.yaml")
@@ -101,9 +103,7 @@ def test_what_a_killed_process_was_writing_is_removed(path: Path) -> None:
     assert [each.name for each in path.iterdir()] == ["start.json"]
 
 
-def test_under_changed_code_an_unfinished_run_goes_on_with_a_warning(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_changed_code_lets_an_unfinished_run_go_on_with_warning(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert taken_up(path, OTHER_CODE).finished == 2
     assert f"{path}: going on, though the code has changed: losses.py, masks.py" in caplog.text
     assert moved_aside(path) == []
@@ -128,9 +128,7 @@ def with_settings(settings: Mapping[str, Any]) -> Identity:
     return dataclasses.replace(IDENTITY, parameters={**IDENTITY.parameters, **settings})
 
 
-def test_settings_that_define_nothing_change_within_a_run_whose_record_says_when(
-    path: Path, learner: Learner, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_record_says_when_a_setting_changed(path: Path, learner: Learner, caplog: pytest.LogCaptureFixture) -> None:
     first = with_settings({"model.packing": False, "train.iterations": 3})
     taken_up(path, first)
     (path / "checkpoint/learner").mkdir()
@@ -151,9 +149,7 @@ def test_settings_that_define_nothing_change_within_a_run_whose_record_says_when
         taken_up(path, with_settings({"model.packing": True, "train.iterations": 8}), iterations=8)
 
 
-def test_a_complete_run_stays_as_it_is_under_other_settings_and_is_not_made_longer_without_a_learner(
-    path: Path,
-) -> None:
+def test_complete_run_stays_under_other_settings_and_is_not_made_longer_without_a_learner(path: Path) -> None:
     first = with_settings({"model.packing": False, "train.iterations": 2, "train.validation.every": 0})
     taken_up(path, first, iterations=2)
     (path / "start.json").unlink()
@@ -169,20 +165,10 @@ def test_a_complete_run_stays_as_it_is_under_other_settings_and_is_not_made_long
     assert contents(path) == before
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda path: (path / "start.json").write_text("{"), "start.json is damaged, or of another version"),
-        (lambda path: (path / "start.json").write_text('{"parameters": {}, "seeds": {}}'), "or of another version"),
-        (lambda path: (path / "start.json").unlink(), "is of an older version of the project, "),
-        (lambda path: (path / "checkpoint/progress.json").write_text("{}"), "missing or not as it was written, "),
-    ],
-)
-def test_a_folder_that_this_version_does_not_know_is_refused_whole(
-    path: Path, change: Callable[[Path], object], message: str
-) -> None:
+@cases("file, content, message")
+def test_unknown_folder_is_refused_whole(path: Path, file: str, content: str | None, message: str) -> None:
     """Nothing is touched, and a fresh start moves all of it aside."""
-    change(path)
+    (path / file).unlink() if content is None else (path / file).write_text(content)
     before = contents(path)
     with pytest.raises(ValueError, match=f"{message}.* --fresh"):
         taken_up(path)
@@ -227,9 +213,7 @@ def test_between_two_checkpoints_the_policy_has_a_folder_of_its_own(tmp_path: Pa
     assert not (folder.path / "sampler").exists()
 
 
-def test_a_sampler_in_bfloat16_gets_half_of_the_bytes_and_nobody_else(
-    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bfloat16_sampler_gets_half_bytes(tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
     """It loads the bits that it would make of float32. Nothing waits for the disk but a checkpoint."""
     synced = list[Path]()
     monkeypatch.setattr(files, "_sync", synced.append)
@@ -414,7 +398,9 @@ class Weights:
         for name in ("config.json", "model.safetensors"):
             (folder / name).write_text(f"{name} {self.policy_version}")
 
-    save_state = save_policy
+    def save_state(self, folder: Path) -> dict[str, str]:
+        self.save_policy(folder)
+        return {}
 
     def restore(self, policy: Path, learner: Path) -> None:
         self.policy_version = int((policy / "model.safetensors").read_text().split()[1])
@@ -460,8 +446,9 @@ def test_a_run_killed_where_it_writes_renames_or_removes_ends_with_the_same_file
                 sys.addaudithook(killer)
                 train(tmp_path / "ppo", every)
                 (tmp_path / "seen.json").write_text(json.dumps(killer.seen))
-            finally:
-                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(0)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
     assert not killed(Killer(tmp_path))

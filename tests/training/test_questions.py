@@ -116,9 +116,7 @@ def history(*scores: float | None) -> list[dict[str, float]]:
 
 
 @cases("every, scores, complete, due")
-def test_every_so_many_policies_and_the_last_are_validated(
-    every: int, scores: Sequence[float | None], complete: bool, due: bool
-) -> None:
+def test_validations_come_every_so_often(every: int, scores: Sequence[float | None], complete: bool, due: bool) -> None:
     assert is_due(history(*scores), config(every=every), complete=complete) is due
 
 

@@ -27,6 +27,7 @@ from agent_r1.training.watch import (
     prove_held,
     prove_sampled,
 )
+from tests.cases import cases
 
 
 def told(monkeypatch: pytest.MonkeyPatch, clock: list[float], rows: list[dict[str, float]], every: int) -> list[str]:
@@ -60,9 +61,7 @@ def test_a_finished_iteration_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     ]  # fmt: skip
 
 
-def test_the_time_that_is_left_falls_with_every_iteration_and_counts_validations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_time_left_falls_with_every_iteration_and_counts_validations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Iterations of 6 s, and after every fourth a validation of 8 s: the clock of the next one has it."""
     validated = ROW | {"time/validate_s": 8.0}
     rows = [validated if (number + 1) % 4 == 0 else ROW for number in range(19)]
@@ -86,19 +85,11 @@ def config(on_collapse: str = "warn", max_rollbacks: int = 0) -> TrainParams:
     return plain.model_copy(update={"monitor": plain.monitor.model_copy(update=changes)})
 
 
-@pytest.mark.parametrize(
-    ("on_collapse", "rollbacks", "decision"),
-    [
-        ("warn", 0, RunDecision.GO_ON),
-        ("stop", 0, RunDecision.STOP),
-        ("rollback", 1, RunDecision.ROLL_BACK),
-        ("rollback", 2, RunDecision.STOP),
-    ],
-)
-def test_an_alarm_does_what_the_run_says(on_collapse: str, rollbacks: int, decision: RunDecision) -> None:
+@cases("on_collapse, rollbacks, decision")
+def test_an_alarm_does_what_the_run_says(on_collapse: str, rollbacks: int, decision: str) -> None:
     settings = config(on_collapse, 2 if on_collapse == "rollback" else 0)
     verdict = judge([CALM, GONE], settings, rollbacks)
-    assert (verdict.decision, verdict.clean) == (decision, False)
+    assert (verdict.decision, verdict.clean) == (RunDecision[decision], False)
     assert verdict.metrics == {"monitor/alarms": 1, "monitor/rollbacks": rollbacks}
     calm = judge([{**CALM, "monitor/alarms": 0.0}] * 2, settings, 0)
     assert (calm.alarms, calm.clean, calm.decision) == ([], True, RunDecision.GO_ON)

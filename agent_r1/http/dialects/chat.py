@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
@@ -23,11 +23,14 @@ from agent_r1.http.dialects.conversation import (
     form_of,
     texts_of,
 )
+from agent_r1.records import Json
+
+DONE = "data: [DONE]\n\n"  # the last event of a stream
 
 
 class _Function(BaseModel):
     name: str
-    arguments: str | dict[str, Any]
+    arguments: str | Json
 
 
 class _Call(BaseModel):
@@ -63,13 +66,13 @@ class _Message(BaseModel):
 
 class _Body(Body):
     messages: Annotated[list[_Message], Field(min_length=1, max_length=MOST_MESSAGES)]
-    stream_options: dict[str, Any] | None = None
+    stream_options: Json | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: Annotated[list[str], Field(max_length=4)] | str | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: Json | None = None
 
 
 class ChatCompletions(Dialect):
@@ -95,11 +98,11 @@ class ChatCompletions(Dialect):
             unapplied=request.unapplied,
         )
 
-    def write(self, _: ChatRequest, reply: Reply) -> dict[str, Any]:
+    def write(self, _: ChatRequest, reply: Reply) -> Json:
         choice = {"index": 0, "message": _message(reply), "finish_reason": ending(reply), "logprobs": None}
         return head(reply, "chat.completion", [choice]) | {"usage": usage(reply)}
 
-    def events(self, request: ChatRequest, reply: Reply) -> str:
+    def events(self, request: ChatRequest, reply: Reply) -> list[str]:
         message = _message(reply)
         for at, call in enumerate(message.get("tool_calls", ())):
             call["index"] = at
@@ -110,16 +113,16 @@ class ChatCompletions(Dialect):
         chunks = [head(reply, "chat.completion.chunk", choice) for choice in choices]
         if request.with_usage:
             chunks.append(head(reply, "chat.completion.chunk", []) | {"usage": usage(reply)})
-        return "".join([*map(event, chunks), "data: [DONE]\n\n"])
+        return [*map(event, chunks), DONE]
 
 
-def head(reply: Reply, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def head(reply: Reply, kind: str, choices: Sequence[Json]) -> Json:
     name = f"chatcmpl-{reply.name}"
     return {"id": name, "object": kind, "created": int(time.time()), "model": reply.model, "choices": choices}
 
 
-def _message(reply: Reply) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if reply.calls else "")}
+def _message(reply: Reply) -> Json:
+    message: Json = {"role": "assistant", "content": reply.content or (None if reply.calls else "")}
     if reply.thought:
         message["reasoning_content"] = reply.thought
     if reply.calls:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent_r1.http.client import Shape
+from agent_r1.records import Json
 
 MOST_MESSAGES = 1024
 MOST_TOOLS = 128
@@ -22,8 +23,8 @@ _UNREAD = {
     "cache_control", "include", "include_obfuscation", "truncation", "context_management", "client_metadata",
     "stream_options",
 }  # fmt: skip
-Content = str | list[dict[str, Any]] | None  # of a message; a list holds parts
-Items = Mapping[str, list[dict[str, Any]]]  # what an episode stored, by the id of a response or of one item
+Content = str | list[Json] | None  # of a message; a list holds parts
+Items = Mapping[str, list[Json]]  # what an episode stored, by the id of a response or of one item
 
 
 class Refused(ValueError):
@@ -41,7 +42,7 @@ class ToolCall(NamedTuple):
 
     id: str
     name: str
-    arguments: str | dict[str, Any]  # a text of JSON, or an object
+    arguments: str | Json  # a text of JSON, or an object
 
     @property
     def spelled(self) -> str:
@@ -72,7 +73,7 @@ class TextForm(NamedTuple):
     """The form that an action without calls has to have."""
 
     field: str  # of the request
-    schema: dict[str, Any]  # of an object
+    schema: Json  # of an object
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +82,7 @@ class ChatRequest:
 
     model: str
     messages: Sequence[ChatMessage]
-    tools: Sequence[dict[str, Any]] = ()  # in the OpenAI function form
+    tools: Sequence[Json] = ()  # in the OpenAI function form
     choice: ToolChoice
     form: TextForm | None = None
     parallel: bool = True  # several calls in an action
@@ -92,7 +93,7 @@ class ChatRequest:
     with_usage: bool = False  # at the end of a stream of chat completions
     unapplied: Set[str] = frozenset()  # fields that were sent, and change no token
     fields: Mapping[str, Any] = field(default_factory=dict)  # of Responses, as they were sent
-    items: Sequence[dict[str, Any]] = ()  # of Responses, with those that were stored
+    items: Sequence[Json] = ()  # of Responses, with those that were stored
 
     @property
     def spelled_schemas(self) -> str:
@@ -105,13 +106,18 @@ class Reply(NamedTuple):
 
     name: str  # in ids
     model: str
-    thought: str
+    thoughts: Sequence[str]  # the pieces of its thought; a stream has an event for each
     content: str
     calls: Sequence[ToolCall]  # with objects of arguments
     cut: bool  # at the limit of tokens
     stop: str | None  # the text that ended it
     read: int  # tokens of the context
     sampled: int  # tokens of the action
+
+    @property
+    def thought(self) -> str:
+        """The whole of it."""
+        return "".join(self.thoughts)
 
 
 def texts_of(content: Any, where: str) -> tuple[str, str]:
@@ -181,7 +187,7 @@ class Body(BaseModel):
 
     model: str
     stream: bool | None = False
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[Json], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Any = None
 
     @classmethod
@@ -197,7 +203,7 @@ class Body(BaseModel):
         return request
 
     @property
-    def extra(self) -> dict[str, Any]:
+    def extra(self) -> Json:
         """The other fields."""
         return self.model_extra or {}
 
@@ -228,24 +234,25 @@ class Dialect(ABC):
     """An API by which clients ask."""
 
     path: ClassVar[str]
+    opening: ClassVar[int] = 0  # events of a stream that stand before the first of a thought
 
     @abstractmethod
     def read(self, body: bytes, stored: Items) -> ChatRequest:
         """A request. Raises Refused that names the field that is wrong, or would change the episode."""
 
     @abstractmethod
-    def write(self, request: ChatRequest, reply: Reply) -> dict[str, Any]:
+    def write(self, request: ChatRequest, reply: Reply) -> Json:
         """A reply as the body of an answer."""
 
     @abstractmethod
-    def events(self, request: ChatRequest, reply: Reply) -> str:
-        """A reply as a stream, the whole action in one event."""
+    def events(self, request: ChatRequest, reply: Reply) -> list[str]:
+        """A reply as the events of a stream, each text but a thought's in one."""
 
     def stored(self, request: ChatRequest, reply: Reply) -> Items:
         """What later requests of the episode may name of a reply."""
         return {}
 
-    def error(self, fault: Refused) -> dict[str, Any]:
+    def error(self, fault: Refused) -> Json:
         """A refusal as the body of an answer; OpenAI's form, like that of vLLM's server."""
         kind = "invalid_request_error" if fault.status < 500 else "server_error"
         return {"error": {"message": str(fault), "type": kind, "param": fault.param, "code": fault.code}}

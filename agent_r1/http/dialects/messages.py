@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
@@ -25,6 +25,7 @@ from agent_r1.http.dialects.conversation import (
     form_of,
     texts_of,
 )
+from agent_r1.records import Json
 
 # The type of an error by its status; others are the request's below 500, the server's from there on.
 _ERRORS = {
@@ -43,13 +44,14 @@ class _Body(Body):
     system: Content = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stop_sequences: Annotated[list[str], Field(max_length=64)] | None = None
-    output_config: dict[str, Any] | None = None
+    output_config: Json | None = None
 
 
 class Messages(Dialect):
     """POST /v1/messages."""
 
     path = "/v1/messages"
+    opening = 2
 
     def read(self, body: bytes, _: Items) -> ChatRequest:
         request = _Body.read(body)
@@ -71,7 +73,7 @@ class Messages(Dialect):
             unapplied=request.unapplied,
         )
 
-    def write(self, _: ChatRequest, reply: Reply) -> dict[str, Any]:
+    def write(self, _: ChatRequest, reply: Reply) -> Json:
         ending = "stop_sequence" if reply.stop else "end_turn"
         ending = "max_tokens" if reply.cut else ending
         return _head(reply, reply.sampled) | {
@@ -80,16 +82,16 @@ class Messages(Dialect):
             "stop_sequence": reply.stop,
         }
 
-    def events(self, request: ChatRequest, reply: Reply) -> str:
+    def events(self, request: ChatRequest, reply: Reply) -> list[str]:
         whole = self.write(request, reply)
-        steps: list[dict[str, Any]] = [{"type": "message_start", "message": _head(reply, 0)}]
+        steps: list[Json] = [{"type": "message_start", "message": _head(reply, 0)}]
         for at, block in enumerate(whole["content"]):
-            steps += [step | {"index": at} for step in _block_events(block)]
+            steps += [step | {"index": at} for step in _block_events(block, reply.thoughts)]
         ending = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
         steps.append({"type": "message_delta", "delta": ending, "usage": whole["usage"]})
-        return "".join(map(event, [*steps, {"type": "message_stop"}]))
+        return [*map(event, [*steps, {"type": "message_stop"}])]
 
-    def error(self, fault: Refused) -> dict[str, Any]:
+    def error(self, fault: Refused) -> Json:
         kind = _ERRORS.get(fault.status, "invalid_request_error" if fault.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": str(fault)}, "request_id": None}
 
@@ -114,7 +116,7 @@ def _said(role: str, content: Content, where: str) -> ChatMessage:
     if isinstance(content, str):
         return ChatMessage(role, content)
     calls = list[ToolCall]()
-    parts = list[dict[str, Any]]()
+    parts = list[Json]()
     for part in content or ():
         match part:
             case {"type": "tool_use", "id": str(name), "name": str(tool), "input": dict(arguments)}:
@@ -125,7 +127,7 @@ def _said(role: str, content: Content, where: str) -> ChatMessage:
     return ChatMessage(role, text, thought, tuple(calls))
 
 
-def _tool(tool: Mapping[str, Any], at: int) -> dict[str, Any]:
+def _tool(tool: Mapping[str, Any], at: int) -> Json:
     if tool.get("type") not in (None, "custom"):
         raise Refused(f"tools.{at}: a tool has a schema of its own here, no {str(tool['type'])[:80]}", "tools")
     function = {
@@ -136,7 +138,7 @@ def _tool(tool: Mapping[str, Any], at: int) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _head(reply: Reply, sampled: int) -> dict[str, Any]:
+def _head(reply: Reply, sampled: int) -> Json:
     usage = {"input_tokens": reply.read, "output_tokens": sampled}
     return {
         "id": f"msg_{reply.name}",
@@ -150,8 +152,8 @@ def _head(reply: Reply, sampled: int) -> dict[str, Any]:
     }
 
 
-def _blocks(reply: Reply) -> list[dict[str, Any]]:
-    blocks = list[dict[str, Any]]()
+def _blocks(reply: Reply) -> list[Json]:
+    blocks = list[Json]()
     if reply.thought:
         blocks.append({"type": "thinking", "thinking": reply.thought, "signature": reply.name})
     if reply.content or not reply.calls:
@@ -161,11 +163,12 @@ def _blocks(reply: Reply) -> list[dict[str, Any]]:
     ]
 
 
-def _block_events(block: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A block: opened without its text, the text at once, closed."""
+def _block_events(block: Json, thoughts: Sequence[str]) -> Iterator[Json]:
+    """A block: opened without its text, the text at once, or a thought by its pieces, closed."""
     keys = [key for key in ("thinking", "signature", "text") if key in block]
-    empty: dict[str, Any] = dict.fromkeys(keys, "")
-    deltas = [{"type": f"{key}_delta", key: block[key]} for key in keys]
+    empty: Json = dict.fromkeys(keys, "")
+    pieces = {"thinking": thoughts}
+    deltas = [{"type": f"{key}_delta", key: piece} for key in keys for piece in pieces.get(key, [block[key]])]
     if block["type"] == "tool_use":
         empty = {"input": {}}
         deltas = [{"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}]

@@ -24,11 +24,12 @@ from agent_r1.http.dialects.conversation import (
     form_of,
     texts_of,
 )
+from agent_r1.records import Json
 
 Item = Mapping[str, Any]
 
 # Fields of a request that a response repeats, with what stands there if it has none.
-_REPEATED: dict[str, Any] = {
+_REPEATED: Json = {
     "instructions": None, "metadata": {}, "parallel_tool_calls": True, "previous_response_id": None, "tools": [],
     "tool_choice": "auto",
 }  # fmt: skip
@@ -43,18 +44,19 @@ _PART_EVENTS = {
 
 class _Body(Body):
     parallel_tool_calls: bool | None = None
-    input: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES)] | str
+    input: Annotated[list[Json], Field(min_length=1, max_length=MOST_MESSAGES)] | str
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    text: dict[str, Any] | None = None
+    text: Json | None = None
 
 
 class Responses(Dialect):
     """POST /v1/responses."""
 
     path = "/v1/responses"
+    opening = 4
 
     def read(self, body: bytes, stored: Items) -> ChatRequest:
         request = _Body.read(body)
@@ -65,7 +67,7 @@ class Responses(Dialect):
         return ChatRequest(
             model=request.model,
             messages=[*opening, *_messages(items)],
-            tools=[_tool(tool, at) for at, tool in enumerate(request.tools or ())],
+            tools=[_tool(*named) for named in _functions(request.tools or ()).items()],
             choice=choice_of(request.tool_choice),
             form=form_of((request.text or {}).get("format"), "text"),
             parallel=request.parallel_tool_calls is not False,
@@ -76,11 +78,11 @@ class Responses(Dialect):
             items=items,
         )
 
-    def write(self, request: ChatRequest, reply: Reply) -> dict[str, Any]:
+    def write(self, request: ChatRequest, reply: Reply) -> Json:
         return _response(request, reply) | {
             "status": "incomplete" if reply.cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if reply.cut else None,
-            "output": _output(reply),
+            "output": _output(request, reply),
             "usage": {
                 "input_tokens": reply.read,
                 "input_tokens_details": {"cached_tokens": 0},
@@ -94,20 +96,20 @@ class Responses(Dialect):
         """What later requests may name: the response, with all before it, and its items."""
         if request.fields.get("store") is False:
             return {}
-        output = _output(reply)
+        output = _output(request, reply)
         return {f"resp_{reply.name}": [*request.items, *output], **{item["id"]: [item] for item in output}}
 
-    def events(self, request: ChatRequest, reply: Reply) -> str:
+    def events(self, request: ChatRequest, reply: Reply) -> list[str]:
         whole = self.write(request, reply)
         begun = _response(request, reply) | {"status": "in_progress", "output": [], "usage": None}
         kinds = ("response.created", "response.in_progress")
-        steps: list[dict[str, Any]] = [{"type": kind, "response": begun} for kind in kinds]
+        steps: list[Json] = [{"type": kind, "response": begun} for kind in kinds]
         for at, item in enumerate(whole["output"]):
-            steps += _item_events(item, {"output_index": at})
+            steps += _item_events(item, {"output_index": at}, reply.thoughts)
         steps.append({"type": f"response.{whole['status']}", "response": whole})
-        return "".join(event(step | {"sequence_number": number}) for number, step in enumerate(steps))
+        return [event(step | {"sequence_number": number}) for number, step in enumerate(steps)]
 
-    def error(self, fault: Refused) -> dict[str, Any]:
+    def error(self, fault: Refused) -> Json:
         param = "input" if fault.param == "messages" else fault.param
         message = str(fault).replace("messages:", "input:", 1)
         return super().error(Refused(message, param, fault.status, fault.code))
@@ -116,7 +118,7 @@ class Responses(Dialect):
         return event({**self.error(fault)["error"], "type": "error"})
 
 
-def _items(request: _Body, stored: Items) -> Iterator[dict[str, Any]]:
+def _items(request: _Body, stored: Items) -> Iterator[Json]:
     """The items of a request behind those that it names."""
     previous = request.previous_response_id
     if previous is not None:
@@ -131,16 +133,36 @@ def _items(request: _Body, stored: Items) -> Iterator[dict[str, Any]]:
             yield item
 
 
-def _stored(stored: Items, name: str, where: str, code: str) -> Sequence[dict[str, Any]]:
+def _stored(stored: Items, name: str, where: str, code: str) -> Sequence[Json]:
     if name not in stored:
         raise Refused(f"{where}: no {name[:80]!r} is stored in this episode", where.partition(".")[0], 400, code)
     return stored[name]
 
 
-def _tool(tool: Item, at: int) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise Refused(f"tools.{at}: a tool is a function here, no {str(tool.get('type'))[:80]}", "tools")
-    return {"type": "function", "function": {name: tool[name] for name in tool.keys() - {"type", "strict"}}}
+def _functions(tools: Sequence[Item]) -> dict[str, Json]:
+    """The functions that tools are, with their namespaces, by the names that the policy knows."""
+    functions = dict[str, Json]()
+    for at, tool in enumerate(tools):
+        space = tool.get("name") if tool.get("type") == "namespace" else None
+        members: Any = tool.get("tools") if space else [tool]
+        for member in members if isinstance(members, list) else [members]:
+            match member:
+                case {"type": "function", "name": str(name)}:
+                    functions[_joined(space, name)] = {**member, "namespace": space}
+                case _:
+                    kind = member.get("type") if isinstance(member, dict) else member
+                    raise Refused(f"tools.{at}: a tool is a named function here, no {str(kind)[:80]}", "tools")
+    return functions
+
+
+def _tool(name: str, function: Item) -> Json:
+    fields = {key: function[key] for key in ("description", "parameters") if key in function}
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+def _joined(space: Any, name: str) -> str:
+    """The name by which the policy knows a function, of a namespace if there is one."""
+    return f"{space}__{name}" if space else name
 
 
 def _messages(items: Sequence[Item]) -> Iterator[ChatMessage]:
@@ -167,7 +189,7 @@ def _messages(items: Sequence[Item]) -> Iterator[ChatMessage]:
 def _message(item: Item, where: str) -> ChatMessage:
     match item:
         case {"type": "function_call", "call_id": str(name), "name": str(tool), "arguments": str() | dict() as spelled}:
-            return ChatMessage("assistant", calls=(ToolCall(name, tool, spelled),))
+            return ChatMessage("assistant", calls=(ToolCall(name, _joined(item.get("namespace"), tool), spelled),))
         case {"type": "function_call_output", "call_id": str(name), "output": output}:
             return ChatMessage("tool", texts_of(output, f"{where}.output")[0], call_id=name)
         case {"type": "reasoning"}:
@@ -179,15 +201,16 @@ def _message(item: Item, where: str) -> ChatMessage:
     raise Refused(f"{where}: an item of type {str(item.get('type'))[:80]} in this form is not read here", "input")
 
 
-def _response(request: ChatRequest, reply: Reply) -> dict[str, Any]:
+def _response(request: ChatRequest, reply: Reply) -> Json:
     fields = request.fields
     head = {"id": f"resp_{reply.name}", "object": "response", "created_at": int(time.time()), "model": reply.model}
     repeated = {name: value if fields.get(name) is None else fields[name] for name, value in _REPEATED.items()}
     return head | {"error": None, "incomplete_details": None} | repeated
 
 
-def _output(reply: Reply) -> list[dict[str, Any]]:
-    items = list[dict[str, Any]]()
+def _output(request: ChatRequest, reply: Reply) -> list[Json]:
+    functions = _functions(request.fields.get("tools") or ())
+    items = list[Json]()
     if reply.thought:
         summary = [{"type": "summary_text", "text": reply.thought}]
         items.append({"id": f"rs_{reply.name}", "type": "reasoning", "summary": summary})
@@ -195,14 +218,16 @@ def _output(reply: Reply) -> list[dict[str, Any]]:
         content = [{"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}]
         items.append({"id": f"msg_{reply.name}", "type": "message", "role": "assistant", "content": content})
     for at, call in enumerate(reply.calls):
-        function = {"call_id": call.id, "name": call.name, "arguments": call.spelled}
-        items.append({"id": f"fc_{reply.name}{at}", "type": "function_call", **function})
+        item = {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.spelled}
+        if space := functions.get(call.name, {}).get("namespace"):
+            item |= {"namespace": space, "name": functions[call.name]["name"]}
+        items.append({"id": f"fc_{reply.name}{at}", **item})
     status = "incomplete" if reply.cut else "completed"
     return [item | {"status": status} for item in items]
 
 
-def _item_events(item: dict[str, Any], place: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """An output item: opened without its text, the text at once, closed."""
+def _item_events(item: Json, place: Json, thoughts: Sequence[str]) -> Iterator[Json]:
+    """An output item: opened without its text, the text at once, or a thought by its pieces, closed."""
     kind = item["type"]
     field = _TEXTS[kind]
     begun = item | {field: item[field][:0], "status": "in_progress"}
@@ -217,7 +242,8 @@ def _item_events(item: dict[str, Any], place: dict[str, Any]) -> Iterator[dict[s
         [part] = item[field]
         inside |= {f"{field}_index": 0}
         yield {"type": f"{part_name}.added", "part": part | {"text": ""}, **inside}
-        yield {"type": f"{name}.delta", "delta": part["text"], "logprobs": [], **inside}
+        for piece in thoughts if kind == "reasoning" else [part["text"]]:
+            yield {"type": f"{name}.delta", "delta": piece, "logprobs": [], **inside}
         yield {"type": f"{name}.done", "text": part["text"], "logprobs": [], **inside}
         yield {"type": f"{part_name}.done", "part": part, **inside}
     yield {"type": "response.output_item.done", "item": item, **place}

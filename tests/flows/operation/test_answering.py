@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from agent_r1.tracking import registry
 from flows.operation.answering import agent_of
 from flows.operation.register import LOADED, register
 from flows.policies import policy_of
+from tests.answering import wait_until_healthy
 from tests.fixtures import ROOT, FreePort, Inside
 
 PATIENCE_S = 240.0
@@ -106,9 +106,7 @@ def require_same(response: dict[str, Any], views: list[StepView]) -> None:
     assert items[-1]["content"][0]["text"] == views[-1].answer
 
 
-def test_loaded_champion_answers_with_two_searches_as_chat_does(
-    project: Path, chatted: tuple[str, list[StepView]]
-) -> None:
+def test_loaded_champion_answers_two_searches_as_chat_does(project: Path, chatted: tuple[str, list[StepView]]) -> None:
     question, views = chatted
     model = mlflow.pyfunc.load_model(CHAMPION)
     require_same(model.predict(request(question)), views)
@@ -117,24 +115,15 @@ def test_loaded_champion_answers_with_two_searches_as_chat_does(
             model.predict({"input": messages})
 
 
-def test_served_champion_answers_as_chat_does(
-    project: Path, chatted: tuple[str, list[StepView]], free_port: FreePort
-) -> None:
+def test_served_champion_is_as_chat(project: Path, chatted: tuple[str, list[StepView]], free_port: FreePort) -> None:
     question, views = chatted
     port, environment = free_port(), {**os.environ, "PYTHONPATH": str(ROOT)}
     command = ["-m", "mlflow", "models", "serve", "-m", CHAMPION, "--env-manager", "local", "--port", str(port)]
     with (project / "served.log").open("w") as log:
         process = subprocess.Popen([sys.executable, *command], cwd=project, env=environment, stdout=log, stderr=log)
     try:
-        deadline, url = time.monotonic() + PATIENCE_S, f"http://127.0.0.1:{port}"
-        while True:
-            assert process.poll() is None, (project / "served.log").read_text()
-            assert time.monotonic() < deadline, (project / "served.log").read_text()
-            try:
-                httpx.get(f"{url}/ping")
-                break
-            except httpx.TransportError:
-                time.sleep(0.2)
+        url = f"http://127.0.0.1:{port}"
+        wait_until_healthy(url, process, (project / "served.log").read_text, "/ping")
         response = httpx.post(f"{url}/invocations", json=request(question), timeout=PATIENCE_S)
         assert response.status_code == 200, response.text
         require_same(response.json(), views)
@@ -164,9 +153,7 @@ def test_champion_whose_folder_is_missing_names_it_and_the_remedy(project: Path)
         policy.with_name("elsewhere").rename(policy)
 
 
-def test_version_of_the_registry_loads_in_no_other_folder(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_version_loads_in_no_other_folder(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"no params.yaml in .*; run from inside the project"):
         mlflow.pyfunc.load_model(CHAMPION)

@@ -112,9 +112,7 @@ def on_the_server(client: SyncPrefectClient) -> tuple[set[str], list[str]]:
     return names, [str(entry.id) for entry in client.read_automations_by_name(CRASH_DETECTION.name)]
 
 
-def test_deploying_after_restart_closes_unfinished_runs_alone(
-    client: SyncPrefectClient,
-) -> None:
+def test_deploy_after_restart_closes_unfinished_runs(client: SyncPrefectClient) -> None:
     names, detectors = on_the_server(client)
     assert set(DEPLOYMENTS) <= names
     assert len(detectors) == 1
@@ -139,18 +137,14 @@ def test_deploying_after_restart_closes_unfinished_runs_alone(
     assert client.read_flow_run(run.id).state_name == "Crashed"
 
 
-def test_page_on_notifications_has_an_automation_made_that_keeps_the_address_secret(
-    client: SyncPrefectClient, prefect_api: str, tmp_path: Path
-) -> None:
+def test_notifications_page_keeps_address_secret(client: SyncPrefectClient, prefect_api: str, tmp_path: Path) -> None:
     """With a webhook of one's own in place of Slack's."""
     [commands] = re.findall(r"```\n(.*?)```", (ROOT / "docs/notifications.md").read_text(), re.DOTALL)
     requests = SimpleQueue[Heard]()
 
     def typed(text: str) -> str:
-        environment = {**os.environ, "PREFECT_API_URL": prefect_api, "PATH": f"{SCRIPTS}:{os.environ['PATH']}"}
-        process = subprocess.run(
-            ["bash", "-e", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
+        env = {**os.environ, "PREFECT_API_URL": prefect_api, "PATH": f"{SCRIPTS}:{os.environ['PATH']}"}
+        process = subprocess.run(["bash", "-e", "-c", text], cwd=tmp_path, env=env, capture_output=True, text=True)
         assert process.returncode == 0, process.stdout + process.stderr
         return process.stdout
 
@@ -170,9 +164,7 @@ def test_page_on_notifications_has_an_automation_made_that_keeps_the_address_sec
     assert re.fullmatch(rf"ppo: Invalid; overrides of ppo http://\S+{run.id}", told.body["text"])
 
 
-def test_training_whose_overrides_change_nothing_is_invalid(
-    prefect_api: str, tmp_path: Path, write_params: WriteParams, inside: Inside
-) -> None:
+def test_overrides_without_effect(prefect_api: str, tmp_path: Path, write_params: WriteParams, inside: Inside) -> None:
     write_params(tmp_path, {})
     with inside(tmp_path):
         state = training("ppo", overrides={"iterations": 2}, return_state=True)
@@ -198,9 +190,7 @@ def test_promotion_that_may_ask_is_a_run_of_its_own(
     assert (run.parameters, run.parent_task_run_id) == ({"challenger": "models:/agent_r1/2"}, None)
 
 
-def test_of_the_nights_that_waited_for_the_worker_one_runs_and_none_of_a_paused_schedule(
-    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_waiting_nights_one_runs_if_scheduled(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> None:
     nightly = client.read_deployment_by_name("evaluation/nightly")
     begin, end = (str(datetime.now(UTC) + timedelta(days=days)) for days in (-5, 1))
     wanted = {"start_time": begin, "end_time": end, "min_runs": 6}
@@ -242,9 +232,7 @@ def project(tmp_path: Path, small_project: Path, write_params: WriteParams, lay_
     return folder
 
 
-def test_iterations_of_a_training_are_shown_now_and_then_and_no_dead_server_is_waited_for(
-    prefect_api: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_iterations_of_a_training_are_shown_now_and_then(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.pipeline.NEWS_S", 0.5)
     seen = []
 
@@ -271,9 +259,7 @@ def artifacts(prefix: str) -> dict[str, str]:
     return {str(artifact.key): str(artifact.data) for artifact in stored}
 
 
-def test_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
-    prefect_api: str, project: Path, start: Any, inside: Inside
-) -> None:
+def test_training_shows_scores_and_trajectories(prefect_api: str, project: Path, start: Any, inside: Inside) -> None:
     folder = project / load(project / "params.yaml").places.training(RunId.parse(LABEL))
     command = TRAIN.format(folder=str(project), further=FURTHER)
     out, errors = start("-c", command, PREFECT_API_URL=prefect_api, TMPDIR=str(project.parent)).communicate()

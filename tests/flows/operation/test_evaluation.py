@@ -121,9 +121,7 @@ def test_champion_is_compared_with_its_earlier_evaluation(version: Version, in_p
     assert not (project / "outputs/evaluate").exists()  # nothing that the report stage depends on
 
 
-def test_challenger_is_evaluated_on_one_data_set_without_a_champion_and_without_a_page(
-    version: Version, caplog: pytest.LogCaptureFixture, pages: list[tuple[str, ...]]
-) -> None:
+def test_challenger_evaluated(version: Version, caplog: pytest.LogCaptureFixture, pages: list[tuple[str, ...]]) -> None:
     with caplog.at_level(logging.WARNING):
         state = evaluation(["ppo"], dataset="atlas", return_state=True)
     assert str(state.message).startswith("agent_r1-v1: exact match ")

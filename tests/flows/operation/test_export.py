@@ -106,9 +106,7 @@ def test_folder_is_committed_with_its_card_and_a_refusal_names_the_remedy_and_no
 
 
 @cases("token, name, message")
-def test_push_without_token_or_name_is_refused(
-    token: str, name: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_push_needs_token_and_name(token: str, name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(ValueError, match=message):
         require_pushable(name)

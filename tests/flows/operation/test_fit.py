@@ -43,9 +43,7 @@ def test_the_longest_context_fits_and_one_step_more_does_not(model: Path) -> Non
     assert total_gib(longest) <= 40 < total_gib(replace(longest, tokens=result.longest + STEP))
 
 
-def test_a_row_for_each_overlay_says_its_lengths_and_what_is_short(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_overlay_has_its_lengths_and_what_is_short(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show_fits(str(model), 80, 1)
     heading, *rows = capsys.readouterr().out.splitlines()
     assert heading.split() == ["overlay", "run", "trains", "context", "micro-batch", "GiB", "fits"]

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,11 +18,10 @@ from mlflow import MlflowClient
 
 from agent_r1 import tracking
 from flows.apps import ROUTES
-from tests.answering import Heard, answering
+from tests.answering import Heard, answering, wait_for
 from tests.fixtures import ROOT, FreePort
 from tests.neighbour import by_neighbour
 
-PATIENCE_S = 120.0
 API, AJAX = "api/2.0/mlflow", "ajax-api/3.0/mlflow"
 
 
@@ -57,13 +55,10 @@ def serving(project: Path, port: int, auth: str) -> Iterator[subprocess.Popen[st
 @pytest.fixture(scope="module", params=["on", "off"])
 def mlflow_server(request: pytest.FixtureRequest, project: Path, free_port: FreePort) -> Iterator[tuple[str, str]]:
     with serving(project, port := free_port(), request.param) as process:
-        deadline = time.monotonic() + PATIENCE_S
-        while "Ctrl-C" not in (said := (project / "said").read_text()):
-            assert process.poll() is None, said
-            assert time.monotonic() < deadline, said
-            time.sleep(0.2)
+        said = (project / "said").read_text
+        wait_for(lambda: "Ctrl-C" in said(), process, said=said)
         password = (project / ".tracking/prefect/password").read_text() if request.param == "on" else ""
-        assert password in said
+        assert password in said()
         yield f"http://127.0.0.1:{port}", password
 
 
@@ -105,9 +100,7 @@ def test_no_shell_runs_for_others(mlflow_server: tuple[str, str], tmp_path: Path
     assert not mark.exists()
 
 
-def test_no_file_is_read_or_written_outside_of_the_artifacts(
-    mlflow_server: tuple[str, str], project: Path, tmp_path: Path
-) -> None:
+def test_no_file_outside_of_artifacts_is_reached(mlflow_server: tuple[str, str], project: Path, tmp_path: Path) -> None:
     """Not in a folder of the neighbour's with a link, nor where the store names such a folder already."""
     url, password = mlflow_server
     keys, foreign = tmp_path / "keys", tmp_path / "foreign"
@@ -187,9 +180,7 @@ def test_nobody_gets_the_port_while_the_server_starts(project: Path, free_port: 
     port, log = free_port(), project / ".tracking/prefect/mlflow.log"
     log.unlink(missing_ok=True)
     with serving(project, port, "on") as process:
-        while not log.exists():
-            assert process.poll() is None
-            time.sleep(0.05)
+        wait_for(log.exists, process)
 
         def take() -> str:
             import socket
@@ -218,10 +209,8 @@ for method, path in sorted(routes):
 
 def test_every_route_of_mlflow_is_offered_or_refused_by_decision(tmp_path: Path) -> None:
     """A version of MLflow with another route needs a line in the file, and perhaps one in `ROUTES`."""
-    environment = {**os.environ, "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{tmp_path}/mlflow.db"}
-    process = subprocess.run(
-        [sys.executable, "-c", ROUTED], env=environment, capture_output=True, text=True, check=True
-    )
+    env = {**os.environ, "_MLFLOW_SERVER_FILE_STORE": f"sqlite:///{tmp_path}/mlflow.db"}
+    process = subprocess.run([sys.executable, "-c", ROUTED], env=env, capture_output=True, text=True, check=True)
     routes = process.stdout.splitlines()
     decided = [f"{'offered' if ROUTES.fullmatch(line.split()[1]) else 'refused'} {line}" for line in routes]
     assert decided == DECIDED.read_text().splitlines()

@@ -114,9 +114,7 @@ def ask(client: SyncPrefectClient, *states: State[Any], outs: Any = None, patien
     Pool(NAME, patience_s).make(STAGE, {"prepare"}, Watched(answer) if states else Watched())
 
 
-def test_without_a_worker_the_stage_waits_and_then_fails_and_stays_in_the_queue(
-    client: SyncPrefectClient, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_stage_without_worker_waits_and_fails(client: SyncPrefectClient, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(StageFailed, match=rf"for 0\.05 s .* `agent-r1 worker --pool {NAME}`; stage train@a stays"):
         ask(client, patience_s=0.05)
     assert caplog.text.count(f"no worker of pool {NAME} is there; start one") == 1
@@ -154,9 +152,7 @@ def test_false_answer_of_worker_is_refused_before_any_write(client: SyncPrefectC
     assert Path("dvc.lock").read_bytes() == before
 
 
-def test_stage_that_changed_here_meanwhile_is_not_taken_over(
-    client: SyncPrefectClient, write_params: WriteParams
-) -> None:
+def test_stage_that_changed_meanwhile_is_not_taken_over(client: SyncPrefectClient, write_params: WriteParams) -> None:
     def answer(_: str) -> None:
         client.set_flow_run_state(errands(client)[-1].id, Completed(), force=True)
         write_params(Path(), {"evaluate": {"seed": 77}})

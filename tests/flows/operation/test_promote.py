@@ -24,7 +24,6 @@ from tests.flows.operation.evaluations import ASKED, write_evaluation
 
 Register = Callable[[str], Version]
 EQUAL, BETTER = 60, 75  # questions that are answered right
-EARLIER = "history/agent_r1-v1/20200101T000000.000000Z"
 
 
 @pytest.fixture(autouse=True)
@@ -69,9 +68,7 @@ def current() -> int:
     return champion.number
 
 
-def test_better_challenger_becomes_champion_and_its_run_says_why(
-    champion: Version, challenger: Version, project: Path
-) -> None:
+def test_better_challenger_becomes_champion_with_reasons(champion: Version, challenger: Version, project: Path) -> None:
     decision = gate(challenger.reference, Evaluations({1: EQUAL, 2: BETTER}))
     assert (decision.promoted, decision.questions, current()) == (True, ASKED, 2)
     client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
@@ -84,9 +81,7 @@ def test_better_challenger_becomes_champion_and_its_run_says_why(
     assert "| right in agent_r1-v2 alone | 15 |" in mlflow.artifacts.load_text(f"{folder}/decision.md")
 
 
-def test_gate_takes_versions_of_its_scale_and_of_before_scales(
-    challenger: Version, project: Path, write_params: WriteParams
-) -> None:
+def test_gate_takes_versions_of_its_scale(challenger: Version, project: Path, write_params: WriteParams) -> None:
     write_params(project, {"places": {"scale": "lake"}})
     own = [registry.register(replace(challenger.descriptor, policy_hash=each * 64), "agent_r1-lake") for each in "cd"]
     crown(own[0].reference)
@@ -97,9 +92,7 @@ def test_gate_takes_versions_of_its_scale_and_of_before_scales(
         assert found.reference == better.reference
     write_params(project, {})
     for asks in (version_of, lambda reference, settings: policy_of(settings, reference)):
-        with pytest.raises(
-            ValueError, match=r"agent_r1-lake/2 is of another scale than params\.yaml; ask in its folder"
-        ):
+        with pytest.raises(ValueError, match=r"agent_r1-lake/2 is of another scale .*; ask in its folder"):
             asks(own[1].reference, load())
 
 
@@ -134,9 +127,7 @@ def test_stored_evaluation_serves_if_it_was_measured_alike(
     assert evaluations.asked == [[f"models:/agent_r1/{number}"] for number in asked]
 
 
-def test_new_champion_is_not_replaced_by_challenger_of_the_old_one(
-    champion: Version, challenger: Version, project: Path, register: Register
-) -> None:
+def test_stale_challenger_is_refused(champion: Version, challenger: Version, project: Path, register: Register) -> None:
     other = register("c")
     evaluations = Evaluations({1: EQUAL, 2: BETTER})
 
@@ -182,16 +173,12 @@ def test_first_champion_is_named_by_an_explicit_command_alone(
     promote_here(version.reference, first=True)
     assert capsys.readouterr().out == "models:/agent_r1/1 is the champion\n"
     register("b")
-    with pytest.raises(
-        ValueError, match="models:/agent_r1/1 is the champion; leave out --first to have models:/agent_r1/2"
-    ):
+    with pytest.raises(ValueError, match="models:/agent_r1/1 is the champion; leave out --first"):
         crown("models:/agent_r1/2")
     assert current() == 1
 
 
-def test_failed_evaluation_leaves_nothing_and_older_ones_are_removed(
-    champion: Version, project: Path, write_params: WriteParams
-) -> None:
+def test_failed_evaluation_leaves_nothing_behind(champion: Version, project: Path, write_params: WriteParams) -> None:
     write_params(project, {"evaluate": {"history_kept": 3}})
     home = Path("outputs/history/agent_r1-v1-atlas")
 

@@ -130,9 +130,7 @@ def test_mlflow_alone_is_enough_to_find_the_copy(
     assert sha256(found_for(version)) == version.descriptor.policy_hash
 
 
-def test_pushed_policy_serves_clone_with_registry_alone(
-    project: Path, register: Register, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_registry_serves_a_clone(project: Path, register: Register, tmp_path_factory: pytest.TempPathFactory) -> None:
     model = register(keeps_training=True).descriptor
     dvc("remote", "add", "--default", "elsewhere", str(tmp_path_factory.mktemp("remote")))
     register_stage._push(model)
@@ -182,9 +180,7 @@ def test_listing_of_its_very_name_holds_files_of_its_folder_alone(project: Path,
         require_listing(md5)
 
 
-def test_push_that_fails_is_a_warning_with_the_remedy(
-    project: Path, register: Register, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_push_warns_with_the_remedy(project: Path, register: Register, caplog: pytest.LogCaptureFixture) -> None:
     model = register().descriptor
     register_stage._push(model)
     assert "DVC" not in caplog.text, "without a default remote there is nothing to do"
@@ -198,9 +194,7 @@ def test_push_that_fails_is_a_warning_with_the_remedy(
     assert registry.versions()
 
 
-def test_descriptor_of_the_registry_names_no_file_that_is_written(
-    project: Path, register: Register, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_descriptor_names_no_written_file(project: Path, register: Register, caplog: pytest.LogCaptureFixture) -> None:
     """What a Makefile says that runs at the next `make`, in place of DVC's hash of the copy."""
     version = register()
     reference, made = version.reference, version.descriptor
@@ -296,9 +290,7 @@ def test_unfinished_training_is_not_registered(
     assert not registry.versions()
 
 
-def test_another_store_is_given_the_version_that_the_file_names(
-    project: Path, ppo: Path, write_params: WriteParams
-) -> None:
+def test_other_store_gets_the_version_that_the_file_names(project: Path, ppo: Path, write_params: WriteParams) -> None:
     write_params(project, {})
     shutil.rmtree("outputs")
     shutil.copytree(ppo, "outputs/train/ppo")

@@ -4,19 +4,18 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from configparser import ConfigParser
 from pathlib import Path
 
 import boto3
-import httpx
 import pytest
 import yaml
 
 from agent_r1.files import sha256
 from flows.dvc_files import DVC
 from flows.project import begin_project
+from tests.answering import wait_until_healthy
 from tests.fixtures import ROOT, FreePort
 
 BUCKET = "agents"
@@ -45,11 +44,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory, free_port: FreePort) -> I
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
         server = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        deadline = time.monotonic() + 60
-        while not answers(f"{url}/moto-api/"):
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, f"no server: {log.read_text()}"
-            time.sleep(0.1)
+        wait_until_healthy(url, server, log.read_text, "/moto-api/")
         s3 = boto3.client(
             "s3", endpoint_url=url, aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1"
         )
@@ -58,14 +53,6 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory, free_port: FreePort) -> I
     finally:
         server.kill()
         server.wait()
-
-
-def answers(url: str) -> bool:
-    try:
-        httpx.get(url)
-    except httpx.TransportError:
-        return False
-    return True
 
 
 def new_project(folder: Path) -> None:
@@ -123,9 +110,7 @@ def test_every_output_of_the_graph_but_what_git_keeps_is_cached_and_so_is_pushed
             assert settings.get("push", True), path
 
 
-def test_data_index_and_checkpoints_of_the_graph_go_to_another_clone(
-    tmp_path: Path, small_project: Path, ppo: Path, endpoint: str
-) -> None:
+def test_outputs_of_graph_go_to_another_clone(tmp_path: Path, small_project: Path, ppo: Path, endpoint: str) -> None:
     """The graph of a project of one's own, in a git repository and its clone, through a bucket."""
     project, clone = tmp_path / "project", tmp_path / "clone"
     begin_project(project)

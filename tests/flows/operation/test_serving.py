@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
@@ -38,11 +37,10 @@ from flows.operation.deploy import SILENCE_S, ensure_automation, no_answer
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import claim, own_password, require_server
 from flows.processes import api_on
-from tests.answering import answering
+from tests.answering import answering, wait_for
 from tests.cases import cases
-from tests.fixtures import ROOT, Inside, WriteParams
+from tests.fixtures import ROOT, Inside, WriteParams, chromium
 from tests.flows.operation.evaluations import write_evaluation
-from tests.inspection.conftest import CHROMIUM
 
 RIGHT = (60, 62, 75, 95)  # questions that versions 1 to 4 answer right
 PATIENCE_S = 400.0
@@ -95,14 +93,6 @@ def bound() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.5)
-    return found
-
-
 @dataclass
 class Served:
     folder: Path
@@ -147,13 +137,9 @@ class Served:
 
 def at_a_browser(look: Callable[[Page], str]) -> str:
     """Text that a new browser finds. It has a thread of its own, because its driver keeps an event loop running."""
-    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if found is None:
-        pytest.skip(f"no browser: none of {', '.join(CHROMIUM)} is on the PATH (apt-get install chromium)")
 
     def started() -> str:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        with chromium() as browser:
             page = browser.new_page(viewport={"width": 1280, "height": 800})
             page.set_default_timeout(PATIENCE_S * 1000)
             return look(page)
@@ -177,10 +163,20 @@ def enter(page: Page, password: str) -> None:
 
 
 def answered(page: Page, address: str, password: str, run: FlowRun) -> str:
-    """Says yes on the page of a promotion that waits; gives the question."""
-    page.goto(address)
+    """Looks at the pages that docs/ leads to, and says yes on that of a promotion that waits; gives the question."""
+    link = f"{address}/runs/flow-run/{run.id}"  # as `prefect deployment run` prints it
+    page.goto(link)
     enter(page, password)
-    page.goto(f"{page.url.partition('/dashboard')[0]}/runs/flow-run/{run.id}")
+    new = page.url.partition("/v2")[0] + "/v2"
+    for view, text in (
+        ("deployments", "after-training"),
+        (f"deployments/deployment/{run.deployment_id}/run", "challenger"),
+        ("blocks/catalog", "Slack Webhook"),
+        ("automations", "agent_r1: silent runs have crashed"),
+    ):
+        page.goto(f"{new}/{view}")
+        page.get_by_text(text).first.wait_for()
+    page.goto(link)
     page.locator("main button[aria-haspopup=menu]").first.click()
     page.get_by_role("menuitem", name="Resume").click()
     dialog = page.get_by_role("dialog")
@@ -248,9 +244,8 @@ def served(project: Path) -> Iterator[Served]:
             text=True,
         )
     try:
-        said = wait_for(lambda: process.poll() is not None or "Ctrl-C" in (project / "said").read_text())
-        assert said
-        assert process.poll() is None, (project / "said").read_text()
+        said = (project / "said").read_text
+        wait_for(lambda: "Ctrl-C" in said(), process, said=said)
         with (
             temporary_settings(
                 {
@@ -282,6 +277,9 @@ def test_only_the_operator_gets_an_answer(served: Served) -> None:
     known, evil = {"Authorization": f"Basic {told}"}, {"Origin": "https://evil.example"}
     assert httpx.get(f"{url}/admin/version", headers=known).status_code == 200
     assert httpx.get(f"{url}/admin/version").status_code == 401
+    for path in ("/version", "/docs", "/openapi.json"):
+        page = url.removesuffix("/api") + path
+        assert (httpx.get(page).status_code, httpx.get(page, headers=known).status_code) == (401, 200)
     assert httpx.get(f"{url}/csrf-token", params={"client": "neighbour"}).status_code == 401
     assert httpx.post(f"{url}/flow_runs/filter", json={}, headers=known | evil).status_code == 403  # without a token
     preflight = httpx.options(url, headers=known | evil | {"Access-Control-Request-Method": "GET"})
@@ -309,9 +307,7 @@ def test_run_with_a_variable_of_its_own_is_refused(served: Served, chosen: dict[
         served.trigger(run="ppo", job_variables=chosen)
 
 
-def test_promotion_waits_for_a_yes_and_holds_nothing_and_asks_anew_about_another_champion(
-    served: Served, inside: Inside
-) -> None:
+def test_promotion_waits_for_a_yes_and_asks_anew_about_another_champion(served: Served, inside: Inside) -> None:
     run = served.trigger("promote", challenger="models:/agent_r1/3")
     wait_for(lambda: served.state(run) == "Suspended")
     wait_for(lambda: not any("prefect.engine" in line for line in served.processes().values()))
@@ -394,9 +390,7 @@ def a_version(body: str) -> Iterator[str]:
 
 def test_port_in_use_is_named_with_the_remedy() -> None:
     with bound() as port:
-        message = (
-            rf"port {port} of 127\.0\.0\.1 .*in use.*; end the program .* `agent-r1 serving --mlflow-port {port + 1}`"
-        )
+        message = rf"port {port} of 127\.0\.0\.1 .*in use.*; end the program .* --mlflow-port {port + 1}`"
         with pytest.raises(ValueError, match=message):
             claim(port, "mlflow")
     claim(port, "mlflow").close()
@@ -414,9 +408,7 @@ def test_server_of_another_kind_or_version_is_refused(body: str, message: str) -
         require_server(url)
 
 
-def test_another_minor_version_is_taken_with_a_warning_and_a_patch_release_without(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_another_minor_version_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     major, minor, _ = version("prefect").split(".")
     for server, warned in ((f"{major}.{minor}.999", False), (f"{major}.{int(minor) + 2}.1", True)):
         with a_version(f'"{server}"') as url:
@@ -433,9 +425,7 @@ def test_server_that_does_not_answer_is_named() -> None:
 
 
 @cases("environment, address")
-def test_address_of_mlflow_for_a_browser(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], address: str
-) -> None:
+def test_mlflow_address_of_browser(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], address: str) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert store.address(5001) == address

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from flows.dvc_files import ask_dvc
 from flows.graph import out_of_date
 from flows.operation.deploy import CRASH_DETECTION, of_processes, offer
 from flows.pipeline import ablations
+from tests.answering import wait_for
 from tests.cases import graph
 from tests.fixtures import WriteParams
 
@@ -71,12 +71,7 @@ def workers(
     prefect_api: str, clones: dict[str, Path], start_in: Callable[..., subprocess.Popen[str]]
 ) -> Iterator[None]:
     started = [start_in(clones[name], "worker", "--pool", POOL, PREFECT_API_URL=prefect_api) for name in ("one", "two")]
-    deadline = time.monotonic() + PATIENCE_S
-    while are_online() < len(started):
-        for process in started:
-            assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    wait_for(lambda: are_online() == len(started), *started, pause_s=0.5)
     yield
     for process in started:
         process.terminate()

@@ -20,10 +20,9 @@ from agent_r1.files import write_text
 from agent_r1.params.places import UNREAD, RunId
 from flows import made_of
 from flows.dvc_files import DVC, collect_graph
-from flows.evaluate import EvaluationRequest, evaluate
 from flows.made_of import HASHED_BYTES, OF_STAGE, Edited, require_unedited, stage_at_start
 from flows.stage import EDITED, EXIT_CODE_FILE
-from tests.fixtures import PLACES, ROOT, Inside, WriteParams
+from tests.fixtures import PLACES, ROOT, WriteParams
 
 PPO = PLACES.training(RunId("ppo"))
 EDITS = """
@@ -61,31 +60,28 @@ def unbegun() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def evaluated(
+def laid(
     tmp_path_factory: pytest.TempPathFactory,
     small_project: Path,
-    inside: Inside,
     write_params: WriteParams,
     lay_dvc: Callable[[Path], None],
 ) -> Path:
-    """The small project with an evaluation of its run, its own copy of the code, and DVC."""
-    folder = tmp_path_factory.mktemp("evaluated") / "project"
+    """The small project with its own copy of the code, and DVC."""
+    folder = tmp_path_factory.mktemp("laid") / "project"
     shutil.copytree(small_project, folder)
     for room in ("agent_r1", "flows"):
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", ".dvcignore"):
         shutil.copy(ROOT / name, folder)
     write_text(folder / UNREAD, "")
-    write_params(folder, {"repro_baselines": [], "warm_start": {"steps": 4, "checkpoint_every": 2}})
-    with inside(folder):
-        evaluate(EvaluationRequest(RunId("ppo")))
+    write_params(folder, {"repro_baselines": []})
     lay_dvc(folder)
     return folder
 
 
 @pytest.fixture
-def project(evaluated: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(evaluated, tmp_path / "project"))
+def project(laid: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(laid, tmp_path / "project"))
 
 
 @pytest.fixture
@@ -238,9 +234,7 @@ def test_change_that_leaves_dvcs_hashes_alone_is_no_edit(begun: Path) -> None:
     require_unedited()
 
 
-def test_stage_with_another_command_warns_that_edits_go_unnoticed(
-    begun: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_command_warns(begun: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     assert begin(monkeypatch, "index", "prepare") is None
     require_unedited()
     assert "dvc.yaml has another command for stage index: edits while it runs are not noticed" in caplog.text

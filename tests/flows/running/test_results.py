@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 
 from tests.answering import Heard, answering
+from tests.fixtures import ROOT
 
 STAGE = """
 from flows.stage import clean_end, run_stage
@@ -21,10 +22,18 @@ def train() -> None:
 with clean_end():
     run_stage(train)
 """
-FLOW = """
-from prefect import flow
-import flows.pipeline
+COMMAND = """
+from flows.pipeline import run_pipeline
 
+run_pipeline()
+"""
+DEPLOYED = """
+import asyncio, yaml
+from prefect import flow
+from prefect.deployments.steps.core import run_steps
+
+with open("{file}") as file:
+    asyncio.run(run_steps(yaml.safe_load(file)["pull"]))
 flow(name="train")(lambda: None)()
 """
 IDS = {name: str(uuid4()) for name in ("flow", "run", "block", "type")}
@@ -68,7 +77,7 @@ def hostile(folder: Path, serializer: dict[str, str], heard: Heard) -> tuple[int
     )
 
 
-@pytest.mark.parametrize("script", [STAGE, FLOW], ids=["stage", "pipeline"])
+@pytest.mark.parametrize("script", [STAGE, COMMAND, DEPLOYED.format(file=ROOT / "prefect.yaml")])
 def test_no_result_of_another_process_is_unpickled(start: Any, tmp_path: Path, script: str) -> None:
     mark, serializer = tmp_path / "ran", {"type": "pickle"}
     pickled = base64.encodebytes(pickle.dumps(Touching(mark))).decode()

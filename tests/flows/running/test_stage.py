@@ -1,6 +1,5 @@
 """A stage's process: plain without a server, tracked with one; its threads, its memory, and how it ends."""
 
-import gc
 import json
 import logging
 import os
@@ -76,9 +75,6 @@ if __name__ == "__main__":
 """
 
 
-KEPT = f"garbage after {gc.get_threshold()[0]} objects"  # and after many more while it imports
-
-
 def test_name_of_stage_leaves_out_where_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     def evaluate() -> None: ...
 
@@ -147,9 +143,7 @@ print(_accelerator_getAllocatorSettings(), own.get("PYTORCH_ALLOC_CONF"), own.ge
 
 
 @cases("given, said")
-def test_learners_memory_grows_in_segments_where_the_user_asks_for_nothing_else(
-    start: Any, given: dict[str, str], said: str
-) -> None:
+def test_learners_memory_grows_in_segments_unless_told_otherwise(start: Any, given: dict[str, str], said: str) -> None:
     """The older of the variable's two names comes first in torch. vLLM gets the user's own alone."""
     output, _ = start("-c", ALLOCATOR, **given).communicate()
     assert output.strip() == said
@@ -242,9 +236,7 @@ def parent_flow() -> tuple[str, UUID]:
 @pytest.mark.parametrize(
     ("whole", "part"), [(Cancelling(), "Cancelled"), (Cancelled(), "Cancelled"), (Failed(), "Crashed")]
 )
-def test_stage_that_is_ended_with_a_cancelled_run_is_cancelled(
-    monkeypatch: pytest.MonkeyPatch, whole: State, part: str
-) -> None:
+def test_ended_stage_of_cancelled_run_is_cancelled(monkeypatch: pytest.MonkeyPatch, whole: State, part: str) -> None:
     name = f"ended_stage_{part}_{whole.type.value}"
 
     def ended_stage() -> None:

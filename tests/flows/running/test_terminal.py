@@ -75,9 +75,7 @@ def test_line_above_stages_counts_those_that_are_done(terminal: Console) -> None
 LONG = " ".join(["sum"] * 100)
 
 
-def test_pipe_cuts_no_line_and_has_the_width_that_it_is_given(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pipe_cuts_no_line_of_its_width(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     table = Table("agent", "all")
     table.add_row("ppo", LONG)
