@@ -49,7 +49,7 @@ EVALUATIONS = ("evaluation/nightly", "evaluation/after-training")
 CONCURRENCY_LIMIT = 1  # runs at the same time; stages of one machine would wait for its accelerator anyway
 OWN_RESULTS = "agent_r1.replaced.keep_results_own"  # before Prefect looks at the state of the run, as in prefect.yaml
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-SILENCE_S = 75  # a bit more than two heartbeats of a flow run; prefect.toml sets their interval
+SILENCE_S = 150  # five heartbeats of a flow run, since a busy server is slow; prefect.toml sets their interval
 _SILENT = f"No sign of life for {SILENCE_S} s: its process is gone"
 
 CRASH_DETECTION = AutomationCore(

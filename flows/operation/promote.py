@@ -12,18 +12,23 @@ import logging
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.concurrency.sync import concurrency
+from prefect.events.filters import EventFilter
 from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
+from prefect.runtime import flow_run
+from prefect.settings import get_current_settings
 from prefect.states import Completed
 from rich.markdown import Markdown
 
@@ -124,6 +129,7 @@ def ask(decision: Decision, page: str, hours: float) -> str:
         success += " (greedily {:.3f} against {:.3f})".format(*decision.greedily)
     pair = f"Is {decision.challenger} to take the place of {decision.champion}?"
     question = f"{pair} Success {success}, {decision.reason}. [Its training]({page}). No answer in {hours:g} h is a no."
+    await_heartbeat()
     answer = suspend_flow_run(
         wait_for_input=Consent.with_initial_data(question),
         timeout=int((hours + 1) * 3600),  # where the automation of `agent-r1 deploy` does not end it
@@ -133,6 +139,26 @@ def ask(decision: Decision, page: str, hours: float) -> str:
         return ""
     objection = "a person said no" if answer.model_fields_set else f"nobody said yes within {hours:g} h"
     return f"{decision.reason}, but {objection}"
+
+
+def await_heartbeat() -> None:
+    """Waits until the server has a recent heartbeat of this flow run, so that none is under way; two intervals at most.
+
+    One that arrives after the suspension would let the server wait for the next, and show the run as crashed.
+    """
+    interval_s = get_current_settings().flows.heartbeat_frequency
+    if interval_s is None:
+        return
+    heartbeats = {
+        "resource": {"id": [f"prefect.flow-run.{flow_run.id}"]},
+        "event": {"name": ["prefect.flow-run.heartbeat"]},
+    }
+    with get_client(sync_client=True) as client:
+        for _ in range(2 * interval_s):
+            recent = {"occurred": {"since": datetime.now(UTC) - timedelta(seconds=interval_s / 2)}}
+            if client.read_events(EventFilter.model_validate(heartbeats | recent), limit=1).events:
+                return
+            time.sleep(1)
 
 
 def run_page(run_id: str) -> str:

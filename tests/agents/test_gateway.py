@@ -188,7 +188,7 @@ def test_a_stream_that_waits_shows_signs_of_life(play: Callable[..., Any], monke
     async def solve(task: Task) -> Ending:
         headers = {"authorization": f"Bearer {task.key}"}
         body = {"model": "m", "messages": [{"role": "user", "content": "Who?"}], "stream": True}
-        async with httpx.AsyncClient(base_url=task.base_url, headers=headers, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=task.base_url, timeout=60, headers=headers) as http:
             async with http.stream("POST", "/chat/completions", json=body) as left:
                 assert (await anext(left.aiter_text())).startswith(": it is acting")
             answers.append((await http.post("/chat/completions", json=body)).text)
@@ -232,7 +232,7 @@ def test_a_request_that_is_sent_again_counts_once(play: Callable[..., Any]) -> N
     async def solve(task: Task) -> Ending:
         body = {"model": task.model, "messages": [{"role": "user", "content": "Who?"}]}
         headers = {"authorization": f"Bearer {task.key}"}
-        async with httpx.AsyncClient(base_url=task.base_url, headers=headers) as http:
+        async with httpx.AsyncClient(base_url=task.base_url, timeout=60, headers=headers) as http:
             with pytest.raises(httpx.ReadTimeout):
                 await http.post("/chat/completions", json=body, timeout=0.2)
             first = (await http.post("/chat/completions", json=body)).json()
@@ -250,7 +250,7 @@ def test_a_request_that_is_sent_again_counts_once(play: Callable[..., Any]) -> N
 def test_rewards_are_posted_once_with_a_key_of_their_own(play: Callable[..., Any]) -> None:
     async def solve(task: Task) -> Ending:
         await ask(task)
-        async with httpx.AsyncClient(base_url=task.base_url) as http:
+        async with httpx.AsyncClient(base_url=task.base_url, timeout=60) as http:
 
             async def post(key: str, body: Any) -> int:
                 content = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -61,7 +61,9 @@ def as_built_in(tools: Sequence[Tool]) -> Callable[[Task], Any]:
 
     async def solve(task: Task) -> Ending:
         messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.text}]
-        async with httpx.AsyncClient(base_url=task.base_url, headers={"authorization": f"Bearer {task.key}"}) as client:
+        async with httpx.AsyncClient(
+            base_url=task.base_url, timeout=60, headers={"authorization": f"Bearer {task.key}"}
+        ) as client:
             while True:
                 body = {"model": task.model, "messages": messages, "tools": [tool.schema for tool in tools]}
                 answer = await client.post("/chat/completions", json=body)
@@ -119,7 +121,7 @@ def test_row_that_names_its_agent_is_played_without_an_answer(chat: Chat, outsid
 
     async def solve(task: Task) -> Ending:
         heard.append(task.setup)
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {task.key}"}) as client:
+        async with httpx.AsyncClient(timeout=60, headers={"authorization": f"Bearer {task.key}"}) as client:
             asked = {"model": task.model, "messages": [{"role": "user", "content": task.text}]}
             assert (await client.post(f"{task.base_url}/chat/completions", json=asked)).status_code == 200
         return Ending(success=True)
@@ -137,7 +139,7 @@ def test_row_that_names_its_agent_is_played_without_an_answer(chat: Chat, outsid
 def test_a_person_asks_an_agent_outside(chat: Chat, outside: Callable[..., Any]) -> None:
     async def solve(task: Task) -> Ending:
         messages = [{"role": "user", "content": task.text}]
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {task.key}"}) as client:
+        async with httpx.AsyncClient(timeout=60, headers={"authorization": f"Bearer {task.key}"}) as client:
             for reply in task.text.split()[1:]:
                 asked = {"model": task.model, "messages": messages, "tools": [SEARCH]}
                 answer = (await client.post(f"{task.base_url}/chat/completions", json=asked)).json()

@@ -73,7 +73,7 @@ def test_idle_connections_without_a_key_cost_no_episode(
             arrived.set()
         await arrived.wait()
         headers = {"authorization": f"Bearer {task.key}"}
-        async with httpx.AsyncClient(base_url=task.base_url, headers=headers, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=task.base_url, timeout=60, headers=headers) as http:
             body = {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
             assert (await http.post("/chat/completions", json=body)).status_code == 200
         return Ending(answer="Quill")
@@ -159,7 +159,9 @@ def test_a_lack_of_files_is_said_once_a_second_and_ends_with_75(
 
 def test_web_pages_are_refused_with_a_key_too(chat: Chat, outside: Callable[..., Any]) -> None:
     async def solve(task: Task) -> Ending:
-        async with httpx.AsyncClient(base_url=task.base_url, headers={"authorization": f"Bearer {task.key}"}) as http:
+        async with httpx.AsyncClient(
+            base_url=task.base_url, timeout=60, headers={"authorization": f"Bearer {task.key}"}
+        ) as http:
             assert (await http.get("/models")).status_code == 200
             assert (await http.get("/models", headers={"origin": "http://127.0.0.1"})).status_code == 403
             assert (await http.get("/models", headers={"host": "evil.example"})).status_code == 400
@@ -186,7 +188,9 @@ def test_megabytes_are_refused_by_their_length_and_not_kept(
     codes = list[tuple[int, str]]()
 
     async def solve(task: Task) -> Ending:
-        async with httpx.AsyncClient(base_url=task.base_url, headers={"authorization": f"Bearer {task.key}"}) as http:
+        async with httpx.AsyncClient(
+            base_url=task.base_url, timeout=60, headers={"authorization": f"Bearer {task.key}"}
+        ) as http:
             tracemalloc.start()
             for number in range(11):
                 body = {"model": "m", "messages": [{"role": "user", "content": f"{number}" + "It is. " * 300_000}]}
@@ -218,7 +222,9 @@ def test_a_large_request_is_rendered_beside_the_loop(
     text = "Kiss and Mara. " * 3000
 
     async def solve(task: Task) -> Ending:
-        async with httpx.AsyncClient(base_url=task.base_url, headers={"authorization": f"Bearer {task.key}"}) as http:
+        async with httpx.AsyncClient(
+            base_url=task.base_url, timeout=60, headers={"authorization": f"Bearer {task.key}"}
+        ) as http:
             for content in ("Who?", text):
                 body = {"model": "m", "messages": [{"role": "user", "content": content}]}
                 assert (await http.post("/chat/completions", json=body, timeout=60)).status_code == 200

@@ -170,7 +170,7 @@ def test_server_of_a_pipeline_answers_it_alone(tmp_path: Path, inside: Any, capl
     with inside(tmp_path), caplog.at_level("INFO"), prefect_server() as url:
         password = PREFECT_API_AUTH_STRING.value()
         assert f"password {password}" in caplog.text
-        assert by_neighbour(lambda: httpx.get(f"{url}/admin/version").status_code) == "401"
+        assert by_neighbour(lambda: httpx.get(f"{url}/admin/version", timeout=60).status_code) == "401"
         with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
             assert client.api_version() == version("prefect")
         lines = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]

@@ -143,7 +143,7 @@ def test_a_request_of_one_query_does_not_wait_for_all_of_a_long_one(monkeypatch:
 
     async def play() -> list[list[str]]:
         transport = httpx.ASGITransport(create_app(Slow(), HEALTH))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             requests = []
             for queries in (long, ["one"]):
                 requests.append(asyncio.create_task(client.post("/search", json={"queries": queries, "k": 1})))

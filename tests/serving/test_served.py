@@ -327,7 +327,7 @@ def test_unknown_address_names_known_ones(url: str, openai: ModuleType) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'org/gpt' here, only 'ppo'"):
         client(url).models.retrieve("org/gpt")
     for path, status in (("completions", 404), ("chat/completions", 405)):
-        reply = httpx.get(f"{url}/{path}")
+        reply = httpx.get(f"{url}/{path}", timeout=60)
         assert (reply.status_code, "ask GET /v1/models or POST /v1/chat/comp" in reply.text) == (status, True)
 
 
@@ -340,7 +340,7 @@ def test_question_longer_than_context_gets_openai_code(url: str, openai: ModuleT
 @cases("headers, body, status")
 def test_foreign_requests_are_refused(url: str, headers: dict[str, str], body: str, status: int) -> None:
     sent = {"content-type": "application/json", **headers}
-    assert httpx.post(f"{url}/chat/completions", content=body, headers=sent).status_code == status
+    assert httpx.post(f"{url}/chat/completions", content=body, headers=sent, timeout=60).status_code == status
 
 
 def test_server_with_key_refuses_clients_without_it(

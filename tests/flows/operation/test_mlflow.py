@@ -134,21 +134,22 @@ def test_no_file_outside_of_artifacts_is_reached(mlflow_server: tuple[str, str],
 def test_request_without_password_is_refused(mlflow_server: tuple[str, str], project: Path) -> None:
     url, password = mlflow_server
     page, own = f"{url}/{AJAX}/server-info", knowing(password)[-1]
-    for headers in (
-        {},
-        {"Authorization": "Basic !"},
-        {"Authorization": "Bearer x"},
-        {"Cookie": f"password={password}"},
-    ):
-        assert httpx.get(page, headers=headers).status_code == (401 if password else 200)
-    for headers in (own, {"Authorization": f"Bearer {password or 'any'}"}):
-        answer = httpx.get(page, headers=headers)
-        assert (answer.status_code, "set-cookie" in answer.headers) == (200, False)
-    assert httpx.get(page, headers=own | {"Host": "evil.example"}).status_code == 400
-    for origin in ("https://evil.example", "http://127.0.0.1:9", "null"):
-        assert httpx.get(page, headers=own | {"Origin": origin}).status_code == 403
-    assert httpx.get(page, headers=own | {"Origin": url}).status_code == 200
-    assert httpx.get(f"{url}/health").text == "OK"
+    with httpx.Client(timeout=60) as web:
+        for headers in (
+            {},
+            {"Authorization": "Basic !"},
+            {"Authorization": "Bearer x"},
+            {"Cookie": f"password={password}"},
+        ):
+            assert web.get(page, headers=headers).status_code == (401 if password else 200)
+        for headers in (own, {"Authorization": f"Bearer {password or 'any'}"}):
+            answer = web.get(page, headers=headers)
+            assert (answer.status_code, "set-cookie" in answer.headers) == (200, False)
+        assert web.get(page, headers=own | {"Host": "evil.example"}).status_code == 400
+        for origin in ("https://evil.example", "http://127.0.0.1:9", "null"):
+            assert web.get(page, headers=own | {"Origin": origin}).status_code == 403
+        assert web.get(page, headers=own | {"Origin": url}).status_code == 200
+        assert web.get(f"{url}/health").text == "OK"
     lines = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
     assert not password or not any(password in line for line in lines)
 

@@ -9,14 +9,18 @@ from typing import Any
 import mlflow.artifacts
 import pytest
 from mlflow import MlflowClient
+from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.events.filters import EventFilter
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from agent_r1.evaluation.comparison import latest_folder
 from agent_r1.files import write_text
 from agent_r1.params import load
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Outpaced, Version
-from flows.operation.promote import PROMOTION, crown, gate, measure, promote_here
+from flows.operation.promote import PROMOTION, await_heartbeat, crown, gate, measure, promote_here
 from flows.policies import policy_of, version_of
 from tests.cases import cases
 from tests.fixtures import Inside, WriteParams
@@ -162,6 +166,20 @@ def test_one_process_at_a_time_of_a_prefect_server_moves_the_champion(
         gate(challenger.reference, Evaluations({1: EQUAL, 2: BETTER}))
         assert client.read_global_concurrency_limit_by_name(PROMOTION).active_slots == 0
     assert (taken, current()) == ([1], 2)
+
+
+def test_run_suspends_after_its_heartbeat_reached_the_server(prefect_api: str) -> None:
+    """One that came after the suspension would be the first sign of a life that nothing follows."""
+
+    @flow
+    def heartbeats() -> list[str]:
+        await_heartbeat()
+        with get_client(sync_client=True) as client:
+            own = EventFilter.model_validate({"resource": {"id": [f"prefect.flow-run.{flow_run.id}"]}})
+            return [event.event for event in client.read_events(own, limit=10).events]
+
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: 30}):
+        assert "prefect.flow-run.heartbeat" in heartbeats()
 
 
 def test_first_champion_is_named_by_an_explicit_command_alone(

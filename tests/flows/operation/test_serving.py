@@ -273,19 +273,20 @@ def test_version_that_a_training_registered_is_evaluated_though_its_page_has_fai
 def test_only_the_operator_gets_an_answer(served: Served) -> None:
     """Not a neighbour without the password, nor a page in the operator's browser, which knows it."""
     url = PREFECT_API_URL.value()
-    told = base64.b64encode(served.password.encode()).decode()
-    known, evil = {"Authorization": f"Basic {told}"}, {"Origin": "https://evil.example"}
-    assert httpx.get(f"{url}/admin/version", headers=known).status_code == 200
-    assert httpx.get(f"{url}/admin/version").status_code == 401
-    for path in ("/version", "/docs", "/openapi.json"):
-        page = url.removesuffix("/api") + path
-        assert (httpx.get(page).status_code, httpx.get(page, headers=known).status_code) == (401, 200)
-    assert httpx.get(f"{url}/csrf-token", params={"client": "neighbour"}).status_code == 401
-    assert httpx.post(f"{url}/flow_runs/filter", json={}, headers=known | evil).status_code == 403  # without a token
-    preflight = httpx.options(url, headers=known | evil | {"Access-Control-Request-Method": "GET"})
-    assert (preflight.status_code, "Access-Control-Allow-Origin" in preflight.headers) == (400, False)
-    rebound = {"Host": "evil.example"}  # a name that was made to mean this machine
-    assert httpx.get(f"{url}/admin/version", headers=known | rebound).status_code == 400
+    encoded = base64.b64encode(served.password.encode()).decode()
+    known, evil = {"Authorization": f"Basic {encoded}"}, {"Origin": "https://evil.example"}
+    with httpx.Client(timeout=PATIENCE_S) as web:
+        assert web.get(f"{url}/admin/version", headers=known).status_code == 200
+        assert web.get(f"{url}/admin/version").status_code == 401
+        for path in ("/version", "/docs", "/openapi.json"):
+            page = url.removesuffix("/api") + path
+            assert (web.get(page).status_code, web.get(page, headers=known).status_code) == (401, 200)
+        assert web.get(f"{url}/csrf-token", params={"client": "neighbour"}).status_code == 401
+        assert web.post(f"{url}/flow_runs/filter", json={}, headers=known | evil).status_code == 403  # without a token
+        preflight = web.options(url, headers=known | evil | {"Access-Control-Request-Method": "GET"})
+        assert (preflight.status_code, "Access-Control-Allow-Origin" in preflight.headers) == (400, False)
+        rebound = {"Host": "evil.example"}  # a name that was made to mean this machine
+        assert web.get(f"{url}/admin/version", headers=known | rebound).status_code == 400
 
 
 def test_password_is_its_owners_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
