@@ -255,6 +255,15 @@ def open_training(tmp_path: Path) -> Callable[..., AbstractContextManager[Traini
     return open_
 
 
+@pytest.fixture
+def only_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be compiled is traced, and then computed as it is."""
+    compile_ = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda plain, dynamic, options: compile_(plain, dynamic=dynamic, backend="eager")
+    )
+
+
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
     """The machine's browser, with a new profile."""

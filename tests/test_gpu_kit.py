@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow  # every part of the kit runs, and one of them han
 SMALL = ["--sizes", "tiny", "--samplers", "transformers", "--tokens", "96", "32", "--episodes", "4", "--out"]
 
 
+@pytest.mark.usefixtures("only_traced")
 def test_the_kit_measures_what_fits_and_names_what_it_leaves_out(tmp_path: Path) -> None:
     parts = gpu.campaign(gpu.parsed([*SMALL, str(tmp_path), "--no-outputs"]))
     sampled = [f"tiny: {trains}, transformers, " for trains in gpu.SAMPLED["transformers"]]

@@ -98,15 +98,6 @@ def test_no_compiler_is_said_once_and_layers_stay_plain(
     assert message.endswith("; set model.compile: false, or install a C++ compiler (g++) if there is none")
 
 
-@pytest.fixture
-def only_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would be compiled is traced, and then computed as it is."""
-    compile_ = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda plain, dynamic, options: compile_(plain, dynamic=dynamic, backend="eager")
-    )
-
-
 @pytest.mark.usefixtures("only_traced")
 def test_packed_contexts_of_all_lengths_are_compiled_once(make_learner: MakeLearner, samples: Samples) -> None:
     learner = make_learner(with_critic=False, packing=True, compile=True)
