@@ -17,11 +17,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_r1.surroundings import PORTABLE
+from agent_r1.surroundings import PORTABLE, machine
 from benchmarks.stored import Row, options, show
 
 KINDS = {
-    "itself": "this one",
+    "itself": machine().partition(" of ")[2],
     "intel-516": "Intel's, AVX-512 without AMX",
     "intel-2": "Intel's, AVX2",
     "amd-516": "AMD's, AVX-512",
