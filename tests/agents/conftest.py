@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+import httpx
 import pytest
 
 from agent_r1.agents import playing
@@ -16,6 +17,11 @@ from agent_r1.records import Passage
 from agent_r1.search.base import Search
 
 Agent = Callable[[Task], Awaitable[Ending]]
+
+
+def http_of(task: Task) -> httpx.AsyncClient:
+    """Asks the gateway with a task's key."""
+    return httpx.AsyncClient(base_url=task.base_url, timeout=60, headers={"authorization": f"Bearer {task.key}"})
 
 
 class InProcess:

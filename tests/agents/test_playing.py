@@ -3,9 +3,9 @@
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from rich.console import Console
 
@@ -25,21 +25,15 @@ from agent_r1.serving.conversation import Screen
 from agent_r1.serving.wire import Limits
 from agent_r1.tools.base import Tool
 from agent_r1.tools.search import search_tool
-from tests.agents.test_session import SEARCH
+from tests.agents.conftest import http_of
+from tests.agents.test_session import CALL, SEARCH
+from tests.cases import tables
 from tests.trajectories import question_fields
 
 QUESTIONS = [
     Question(**question_fields(name, text=f"Who is {name}?", answers=["Quill"], gold_titles=["T"])) for name in "abcdef"
 ]
-CALL = '<think>So.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
-SCRIPTS = [
-    [CALL, "<think>Now.</think><answer>Quill</answer>"],
-    ["<tool_call>{broken</tool_call>", CALL, "no tags at all", "<answer>Mara</answer>"],
-    ['<tool_call>{"name": "look", "arguments": {}}</tool_call>', "<think>never closed", "<answer>Quill</answer>"],
-    ['<tool_call>{"name": "search", "arguments": {"query": 3}}</tool_call>', CALL, CALL, CALL, CALL],
-    [CALL, CALL, CALL, CALL, "no tags at all"],
-    [CALL, CALL, "long words " * 60, "long words " * 60, CALL],
-]
+SCRIPTS = tables(Path(__file__).parent)["scripts"]
 
 
 def as_built_in(tools: Sequence[Tool]) -> Callable[[Task], Any]:
@@ -61,9 +55,7 @@ def as_built_in(tools: Sequence[Tool]) -> Callable[[Task], Any]:
 
     async def solve(task: Task) -> Ending:
         messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.text}]
-        async with httpx.AsyncClient(
-            base_url=task.base_url, timeout=60, headers={"authorization": f"Bearer {task.key}"}
-        ) as client:
+        async with http_of(task) as client:
             while True:
                 body = {"model": task.model, "messages": messages, "tools": [tool.schema for tool in tools]}
                 answer = await client.post("/chat/completions", json=body)
@@ -121,9 +113,9 @@ def test_row_that_names_its_agent_is_played_without_an_answer(chat: Chat, outsid
 
     async def solve(task: Task) -> Ending:
         heard.append(task.setup)
-        async with httpx.AsyncClient(timeout=60, headers={"authorization": f"Bearer {task.key}"}) as client:
+        async with http_of(task) as client:
             asked = {"model": task.model, "messages": [{"role": "user", "content": task.text}]}
-            assert (await client.post(f"{task.base_url}/chat/completions", json=asked)).status_code == 200
+            assert (await client.post("/chat/completions", json=asked)).status_code == 200
         return Ending(success=True)
 
     with outside(solve, env={"agent": None, "max_tokens": 500, "max_action_tokens": 100}) as shared:
@@ -139,10 +131,10 @@ def test_row_that_names_its_agent_is_played_without_an_answer(chat: Chat, outsid
 def test_a_person_asks_an_agent_outside(chat: Chat, outside: Callable[..., Any]) -> None:
     async def solve(task: Task) -> Ending:
         messages = [{"role": "user", "content": task.text}]
-        async with httpx.AsyncClient(timeout=60, headers={"authorization": f"Bearer {task.key}"}) as client:
+        async with http_of(task) as client:
             for reply in task.text.split()[1:]:
                 asked = {"model": task.model, "messages": messages, "tools": [SEARCH]}
-                answer = (await client.post(f"{task.base_url}/chat/completions", json=asked)).json()
+                answer = (await client.post("/chat/completions", json=asked)).json()
                 messages += [said := answer["choices"][0]["message"]]
                 messages += [
                     {"role": "tool", "tool_call_id": each["id"], "content": reply} for each in said["tool_calls"]

@@ -268,10 +268,7 @@ def test_an_async_function_shares_one_process_beside_the_stage(home: Path) -> No
     assert exits.fault.startswith("it ended with exit code 1\nTraceback")
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [("blocks", "in shares"), ("swallows", "it took longer than 1 s"), ("dies", "the process that ran it was ended")],
-)
+@cases("text, shown")
 def test_hung_async_function_takes_process(home: Path, monkeypatch: pytest.MonkeyPatch, text: str, shown: str) -> None:
     monkeypatch.setattr(programs, "STOP_S", 1.0)
 
@@ -411,7 +408,7 @@ def test_a_program_that_kills_its_keepers_ends_with_the_stage(home: Path) -> Non
 
 
 def test_a_folder_of_any_depth_goes(home: Path) -> None:
-    text = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')"
+    text = "import os\nfor _ in range(2200):\n    os.mkdir('d')\n    os.chdir('d')"
     assert played(script(text), TASK) == [Ending()]
 
 
@@ -463,25 +460,12 @@ def test_no_process_of_a_stage_shows_a_program_its_secrets(home: Path) -> None:
     assert stage.stdout.split() == ["0", *secrets.values()], stage.stderr
 
 
-OK = b"HTTP/1.1 200 OK\r\n"
+OPEN = "HTTP/1.1 200 OK\r\n"  # and nothing behind it
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        (OK + b'\r\n{"success": true}', Ending(success=True)),
-        (OK + b'\r\n{"success": true}{"success": false}', "no outcome: Invalid JSON"),
-        (OK + b"content-length: 2\r\n\r\n{}" + OK + b'content-length: 17\r\n\r\n{"success": true}', Ending()),
-        (OK + b"\r\n" + b" " * (2 << 20), "it is larger than 1 MiB"),
-        (b"HTTP/1.1 500 No\r\n\r\nsk-client-key sk-reward-key sk-service", "status 500: *** *** ***"),
-        (b"HTTP/1.1 307 No\r\nlocation: http://example.com\r\n\r\n", "status 307"),
-        (b"SSH-2.0\r\n\r\n", "RemoteProtocolError"),
-        (OK, "took longer than 0.5 s"),
-    ],
-    ids=["well", "twice", "twice whole", "large", "with keys", "elsewhere", "no HTTP", "never"],
-)
+@cases("answer, expected")
 def test_a_service_is_asked_once(
-    home: Path, monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int], answer: bytes, expected: Ending | str
+    home: Path, monkeypatch: pytest.MonkeyPatch, free_port: Callable[[], int], answer: str, expected: Any
 ) -> None:
     monkeypatch.setenv("AGENT_R1_AGENT_KEY_MINE", "sk-service")
     asked: list[bytes] = []
@@ -490,19 +474,19 @@ def test_a_service_is_asked_once(
         asked.append(await reader.readuntil(b"\r\n\r\n"))
         length = int(asked[0].lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         asked.append(await reader.readexactly(length))
-        writer.write(answer)
-        if answer != OK:
+        writer.write(answer.encode())
+        if answer != OPEN:
             writer.close()
 
     port = free_port()
-    agent = AgentParams(url=f"http://127.0.0.1:{port}/solve", version="1", timeout_s=0.5 if answer == OK else 60)
+    agent = AgentParams(url=f"http://127.0.0.1:{port}/solve", version="1", timeout_s=0.5 if answer == OPEN else 60)
 
     async def play(opened: Programs) -> Ending:
         async with await asyncio.start_server(serve, "127.0.0.1", port):
             return await opened.play("mine", TASK)
 
     ending = during(agent, play)
-    assert ending == expected if isinstance(expected, Ending) else expected in ending.fault
+    assert expected in ending.fault if isinstance(expected, str) else ending == Ending(**expected)
     [head, body] = asked
     assert head.startswith(b"POST /solve HTTP/1.1\r\n")
     assert b"authorization: bearer sk-service" in head.lower()

@@ -12,7 +12,7 @@ from agent_r1.http.dialects.chat import ChatCompletions
 from agent_r1.http.dialects.conversation import ChatRequest, Refused
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.agents import AgentParams
-from agent_r1.records import CallStatus, Outcome, Source, StopReason
+from agent_r1.records import CallStatus, Source, StopReason
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import PLAY
 from agent_r1.rollout.sampling import Action, Request
@@ -158,18 +158,6 @@ def test_stop_strings_cut_behind_the_token_that_completes_them(chat: Chat) -> No
     second = episode.ask([SYSTEM, WHO, shown(first), WHO], "three")
     assert second.place.parent is first
     assert (second.place.read.ids[0], second.place.read.source[0]) == (chat.end_id, Source.TEMPLATE)
-
-
-def test_limits_refuse_by_the_codes_of_the_api(chat: Chat) -> None:
-    episode = Episode(chat, limits={"max_steps": 1})
-    episode.ask([SYSTEM, WHO], "one")
-    with pytest.raises(Refused, match="1 actions") as fault:
-        episode.ask([SYSTEM, WHO], "two")
-    assert (fault.value.code, episode.session.refused) == ("turn_limit", Outcome.TURN_LIMIT)
-    small = Episode(chat, limits={"max_tokens": 20})
-    with pytest.raises(Refused) as fault:
-        small.ask([SYSTEM, {"role": "user", "content": "long " * 30}], "two")
-    assert (fault.value.code, small.session.refused) == ("context_length_exceeded", Outcome.TOKEN_LIMIT)
 
 
 def test_what_is_malformed(chat: Chat) -> None:

@@ -25,6 +25,7 @@ from agent_r1.http.guard import Bounded, Door, Server, configured
 from agent_r1.records import Outcome, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import PLAY
+from tests.agents.conftest import http_of
 from tests.agents.test_gateway import QUESTION, Policy
 from tests.neighbour import UID, needs_root
 
@@ -72,8 +73,7 @@ def test_idle_connections_without_a_key_cost_no_episode(
             assert await asyncio.to_thread(swarm[0].stdout.readline) == "connected\n"
             arrived.set()
         await arrived.wait()
-        headers = {"authorization": f"Bearer {task.key}"}
-        async with httpx.AsyncClient(base_url=task.base_url, timeout=60, headers=headers) as http:
+        async with http_of(task) as http:
             body = {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
             assert (await http.post("/chat/completions", json=body)).status_code == 200
         return Ending(answer="Quill")
@@ -159,9 +159,7 @@ def test_a_lack_of_files_is_said_once_a_second_and_ends_with_75(
 
 def test_web_pages_are_refused_with_a_key_too(chat: Chat, outside: Callable[..., Any]) -> None:
     async def solve(task: Task) -> Ending:
-        async with httpx.AsyncClient(
-            base_url=task.base_url, timeout=60, headers={"authorization": f"Bearer {task.key}"}
-        ) as http:
+        async with http_of(task) as http:
             assert (await http.get("/models")).status_code == 200
             assert (await http.get("/models", headers={"origin": "http://127.0.0.1"})).status_code == 403
             assert (await http.get("/models", headers={"host": "evil.example"})).status_code == 400
@@ -188,9 +186,7 @@ def test_megabytes_are_refused_by_their_length_and_not_kept(
     codes = list[tuple[int, str]]()
 
     async def solve(task: Task) -> Ending:
-        async with httpx.AsyncClient(
-            base_url=task.base_url, timeout=60, headers={"authorization": f"Bearer {task.key}"}
-        ) as http:
+        async with http_of(task) as http:
             tracemalloc.start()
             for number in range(11):
                 body = {"model": "m", "messages": [{"role": "user", "content": f"{number}" + "It is. " * 300_000}]}
@@ -222,9 +218,7 @@ def test_a_large_request_is_rendered_beside_the_loop(
     text = "Kiss and Mara. " * 3000
 
     async def solve(task: Task) -> Ending:
-        async with httpx.AsyncClient(
-            base_url=task.base_url, timeout=60, headers={"authorization": f"Bearer {task.key}"}
-        ) as http:
+        async with http_of(task) as http:
             for content in ("Who?", text):
                 body = {"model": "m", "messages": [{"role": "user", "content": content}]}
                 assert (await http.post("/chat/completions", json=body, timeout=60)).status_code == 200
