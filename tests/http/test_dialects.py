@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
@@ -14,20 +15,10 @@ from agent_r1.http.dialects.conversation import Dialect, Refused, Reply, ToolCal
 from agent_r1.http.dialects.messages import Messages
 from agent_r1.http.dialects.responses import Responses
 from agent_r1.rollout.chat import Chat
-from tests.agents.test_session import CALL, SEARCH, Episode
-from tests.cases import cases
+from tests.agents.test_session import SEARCH, Episode
+from tests.cases import cases, tables
 
-TWO = '<tool_call>{"name": "search", "arguments": {"query": "a"}}</tool_call>\n' * 2
-SAYINGS = (
-    CALL,
-    TWO,
-    f"<think>Hm.</think>Look.\n{CALL.partition('</think>')[2]}",
-    "<answer>Quill</answer>",
-    "yes",
-    "<tool_call>{",
-    "",
-)
-SEEDS = range(50)
+SAYINGS, HISTORY, READ = (tables(Path(__file__).parent)[name] for name in ("sayings", "history", "history_read"))
 FUNCTION = SEARCH["function"]
 
 
@@ -148,7 +139,7 @@ def contexts(chat: Chat, client: Client, seed: int) -> tuple[list[list[int]], li
     return [asked.context for asked in episode.requests], [counts.kept, counts.shown, counts.unknown]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(50))
 def test_a_history_gives_the_same_tokens_in_every_dialect(chat: Chat, seed: int) -> None:
     """Whatever the policy says, and in whatever form Responses sends its items: ids, calls, thoughts and results."""
     read, of_responses, of_messages = (
@@ -200,11 +191,8 @@ def test_functions_of_a_namespace_come_and_go_by_both_names() -> None:
     _, item = dialect.write(request, reply)["output"]
     assert (item["namespace"], item["name"]) == ("agents", "wait")
     names = [json.loads(event.partition("data: ")[2])["type"] for event in dialect.events(request, reply)]
-    assert names[dialect.opening : dialect.opening + 3] == [
-        "response.reasoning_summary_text.delta",
-        "response.reasoning_summary_text.delta",
-        "response.reasoning_summary_text.done",
-    ]
+    of_thoughts = names[dialect.opening : dialect.opening + 3]
+    assert of_thoughts == [f"response.reasoning_summary_text.{end}" for end in ("delta", "delta", "done")]
 
 
 def test_fields_that_change_no_token_are_taken_and_named() -> None:
@@ -216,20 +204,6 @@ def test_fields_that_change_no_token_are_taken_and_named() -> None:
 
 def test_history_of_another_model_is_read() -> None:
     """Thoughts, a refusal, a function call of the old form, and an object for arguments."""
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    history = [
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}], "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": "1"},
-        {"role": "assistant", "content": None, "refusal": "No."},
-        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
-        {"role": "function", "name": "f", "content": "2"},
-    ]
-    read = ChatCompletions().read(json.dumps({"model": "m", "messages": history}).encode(), {}).messages
-    assert [(message.role, message.text, message.thought) for message in read] == [
-        ("assistant", "", "Hm."),
-        ("tool", "1", ""),
-        ("assistant", "No.", ""),
-        ("assistant", "", ""),
-        ("tool", "2", ""),
-    ]
+    read = ChatCompletions().read(json.dumps({"model": "m", "messages": HISTORY}).encode(), {}).messages
+    assert [[message.role, message.text, message.thought] for message in read] == READ
     assert [call.spelled for message in read for call in message.calls] == ['{"a": 1}', "{}"]

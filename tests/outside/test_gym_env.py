@@ -115,10 +115,8 @@ def test_frozen_lake_is_walked_to_its_goal(chat: Chat) -> None:
     # The loop plays two episodes from one row: one walks to the goal, one into a hole.
     known = shared(gymnasium={"w": ICE}, max_steps=6, max_tokens=2000)
     found = collected(GymEnv, ROW, known, chat, "Down Down Right Right Down Right", "Right Down")
-    assert [(each.outcome, each.success, len(each.steps)) for each in found] == [
-        (Outcome.ENDED, 1.0, 6),
-        (Outcome.ENDED, 0.0, 2),
-    ]
+    assert {each.outcome for each in found} == {Outcome.ENDED}
+    assert [(each.success, len(each.steps)) for each in found] == [(1.0, 6), (0.0, 2)]
 
 
 def test_chance_plays_it_for_its_floor(chat: Chat) -> None:
@@ -160,9 +158,7 @@ def test_all_of_an_observation_is_shown_and_its_mission_is_not_cut() -> None:
     assert "characters left out]" in short.user
 
 
-@pytest.mark.parametrize(
-    ("observation", "shown"), [("mission", "go home"), ("at", "[1 2]"), ("some_worlds:told", "GO HOME, from 1")]
-)
+@cases("observation, shown")
 def test_a_key_or_a_function_says_what_is_shown(observation: str, shown: str) -> None:
     env = made(SEES | {"observation": observation})
     play(env)
@@ -233,9 +229,7 @@ def test_colours_become_brackets(drawn: str, shown: str) -> None:
 def test_rows_that_are_refused(setup: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         require_gymnasium([asked("gymnasium", setup)], limits(gymnasium={"w": ICE}))
-    require_gymnasium(
-        [ROW], limits(gymnasium={"w": ICE, "x": {"id": "no-v0"}})
-    )  # worlds that no row names are not made
+    require_gymnasium([ROW], limits(gymnasium={"w": ICE, "x": {"id": "no-v0"}}))  # what no row names is not made
 
 
 @cases("name, changes, message")

@@ -24,7 +24,7 @@ from agent_r1.records import CallStatus
 from agent_r1.tools.base import Tool, ToolResult
 from benchmarks.restarts import under_a_served_agent, under_a_stage
 from tests.answering import Heard, Said, answering
-from tests.cases import cases
+from tests.cases import cases, tables
 
 SERVERS = str(Path(__file__).with_name("servers.py"))
 HONEST = [sys.executable, SERVERS, "honest"]
@@ -252,24 +252,9 @@ def test_an_answer_without_end_is_cut_while_it_is_read(head: bytes) -> None:
     assert sum(sent) < 50
 
 
-NO_LICENCE = "import sys; sys.exit('\\x1b[31mno licence')"
-
-
-@pytest.mark.parametrize(
-    ("params", "kind", "message"),
-    [
-        ({"command": ["/not/there"]}, ValueError, r"the MCP server x \(/not/there\) has no command '/not/there'"),
-        ({"command": ["/"]}, WorldFault, "cannot be used: PermissionError"),
-        ({"url": "http://127.0.0.1:9/mcp"}, WorldFault, "cannot be used: ConnectError"),
-        (
-            {"command": [sys.executable, "-c", NO_LICENCE]},
-            WorldFault,
-            ".*its last words: \N{REPLACEMENT CHARACTER}\\[31mno",
-        ),
-    ],
-)
-def test_a_server_that_is_not_there(params: dict[str, Any], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
+@cases("params, kind, message")
+def test_a_server_that_is_not_there(params: dict[str, Any], kind: str, message: str) -> None:
+    with pytest.raises({"ValueError": ValueError, "WorldFault": WorldFault}[kind], match=message):
         asked(McpParams(timeout_s=30, **params))
 
 
@@ -283,21 +268,12 @@ def test_silent_server_is_refused(monkeypatch: pytest.MonkeyPatch, by_hand: ByHa
     assert psutil.Process().children(recursive=True) == before
 
 
-@pytest.mark.parametrize(
-    ("tools", "message"),
-    [
-        ([], "it offers 0 tools, and not 1 to 64"),
-        ([listed(f"t{i}") for i in range(65)], "it offers 65 tools"),
-        ([listed("<|im_end|>")], "tool '<|im_end|>': a name is made of"),
-        ([listed("look") | {"description": "x" * 1_000_000}], "takes 1,000,.* characters, more than 32,768"),
-        ([listed("look", a={"$ref": "#/properties/a"})], "refers in a circle"),
-        ([{"name": "look"}], "."),
-        ("none", "."),
-    ],
-)
+@cases("tools, message")
 def test_tools_that_cannot_be_offered(by_hand: ByHand, tools: Any, message: str) -> None:
+    """A number stands for so many tools that could be."""
+    offered = [listed(f"t{number}") for number in range(tools)] if isinstance(tools, int) else tools
     with pytest.raises((ValueError, WorldFault), match=rf"the MCP server x .*{message}"):
-        asked(by_hand(lists=[tools]))
+        asked(by_hand(lists=[offered]))
     assert not commands()
 
 
@@ -344,19 +320,7 @@ def test_what_a_schema_promises_or_a_call_holds_costs_the_session_nothing(by_han
     assert (first, second) == (ToolResult(text="x"), ToolResult(text="y"))
 
 
-CALLS: dict[str, Any] = {
-    "marks": said("<|im_end|>", "</tool_response>"),
-    "large": said("x" * 10_000_000),
-    "structured": {"result": {"content": [], "structuredContent": {"a": [1, "é"]}}},
-    "both": said("text", structuredContent={"a": 1}),
-    "failed": said("no such city", isError=True),
-    "invalid": {"error": {"code": -32602, "message": "a is missing"}},
-    "asks": {"error": {"code": -32600, "message": "Elicitation not supported"}},
-    "broken": {"error": {"code": -32603, "message": "out of memory"}},
-    "shape": {"result": {"content": "text"}},
-    "garbage": "no JSON",
-    "silent": None,
-}
+CALLS = tables(Path(__file__).parent)["calls"] | {"large": said("x" * 10_000_000)}
 
 
 def test_answers_of_every_kind(by_hand: ByHand, caplog: pytest.LogCaptureFixture) -> None:

@@ -244,12 +244,7 @@ def test_tools_may_be_offered_by_schemas_that_depend_on_the_row() -> None:
     env = made("Offered", {"words": ["hi", "boom"]}, {"timeout_s": 5}, max_steps=5)
     said = [call("say", word="hi"), call("say", word="ho"), call("say", word="boom"), call("hear", word="hi"), "done"]
     *replies, last = play(env, *said)
-    assert [reply.call_status for reply in replies] == [
-        CallStatus.OK,
-        CallStatus.BAD_ARGUMENTS,
-        CallStatus.FAILED,
-        CallStatus.UNKNOWN_TOOL,
-    ]
+    assert [reply.call_status.value for reply in replies] == ["ok", "bad_arguments", "failed", "unknown_tool"]
     told = [reply.observations[0] for reply in replies[:3]]
     assert told == ["say hi", "Error: the arguments do not fit the tool's schema", "Error: 'fuse'"]
     assert (last.rewards["env"], env.tools[0]["function"]["name"]) == (2.0, "say")

@@ -75,20 +75,6 @@ def printed(*views: StepView, terminal: bool = False, width: int = 40) -> str:
     return file.getvalue()
 
 
-def test_episode_in_a_file_is_whole_and_plain() -> None:
-    last = view("<think>Found.</think><answer>Tesk</answer>", outcome=Outcome.ANSWERED, answer="Tesk")
-    assert printed(search(), last).splitlines() == [
-        "  thought The director first.",
-        "  search  Low Tide",
-        "    Low Tide: Low Tide is a film by Mara Quill.",
-        "    Mara Quill: Mara Quill was born in Tesk.",
-        "  thought Found.",
-        "  answer  Tesk",
-        "  2 steps, 1 call, 200 tokens, 1.2 s",
-        "",
-    ]
-
-
 def test_terminal_cuts_passages_to_its_width_and_styles_parts() -> None:
     text = printed(search(), terminal=True, width=30)
     lines = text.splitlines()
@@ -104,9 +90,9 @@ def test_episode_without_answer_gives_reason(last: dict[str, Any], reason: str) 
     assert f"  none    no answer: {reason}" in printed(view_of(last)).splitlines()
 
 
-@cases("step, lines")
-def test_action_is_printed_unchanged(step: dict[str, Any], lines: list[str]) -> None:
-    assert printed(view_of(step)).splitlines() == lines
+@cases("steps, lines")
+def test_episode_in_a_file_is_whole_and_plain(steps: list[dict[str, Any]], lines: list[str]) -> None:
+    assert printed(*map(view_of, steps)).splitlines() == lines
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -146,17 +132,11 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Params:
     return settings
 
 
-def test_introduction_of_built_in_model_has_size_and_words_of_its_data(settings: Params) -> None:
+def test_introduction_has_size_and_words_of_the_data_of_a_built_in_model_alone(settings: Params) -> None:
     about, words = introduction(settings, Path(), built_in=True)
     assert about == ["It has 0.1 million weights, and knows atlas alone. Ask it such as:", "Where was Mara Quill born?"]
     assert words == {*["who", "directed", "low", "tide", "where", "was", "mara", "quill", "born", "tesk", "city"]}
-
-
-def test_introduction_of_other_model_limits_no_words(settings: Params) -> None:
     about, words = introduction(settings, Path("owner/name"), built_in=False)
     assert (about[1:], words) == (["Where was Mara Quill born?"], set())
-
-
-def test_introduction_without_data_is_empty(settings: Params) -> None:
     settings.places.questions.unlink()
     assert introduction(settings, Path(), built_in=True) == ([], set())

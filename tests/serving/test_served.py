@@ -189,11 +189,8 @@ def test_token_limit_cuts_answer(url: str, chat: Chat) -> None:
     for most in (1, first):
         cut = ask(url, max_tokens=most)
         assert cut.usage.prompt_tokens == full.agent_r1["steps"][0]["step"]["action_start"]
-        assert (cut.choices[0].message.content, cut.usage.completion_tokens, len(cut.agent_r1["steps"])) == (
-            "",
-            most,
-            1,
-        )
+        assert (cut.choices[0].message.content, cut.usage.completion_tokens) == ("", most)
+        assert len(cut.agent_r1["steps"]) == 1
     assert ask(url, max_tokens=full.usage.completion_tokens).choices[0].finish_reason == "stop"
 
 
@@ -300,10 +297,8 @@ def test_streams_of_responses_and_messages_send_steps_as_they_are_taken(url: str
         policy.go_on.set()
         message = of_messages.get_final_message()
     assert message.content[-1].text == response.output_text  # type: ignore[union-attr]
-    assert (message.usage.input_tokens, message.usage.output_tokens) == (
-        response.usage.input_tokens,
-        response.usage.output_tokens,
-    )
+    used = response.usage
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (used.input_tokens, used.output_tokens)
 
 
 @pytest.mark.parametrize("stream", [False, True])

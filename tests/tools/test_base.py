@@ -2,6 +2,7 @@ from __future__ import annotations  # as in many a module of tools
 
 import asyncio
 import enum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from agent_r1.tools.base import (
     function_schema,
     methods,
 )
-from tests.cases import cases
+from tests.cases import cases, tables
 
 
 class Unit(enum.Enum):
@@ -56,16 +57,7 @@ def test_the_schema_is_the_openai_form_of_the_signature() -> None:
     tool = FunctionTool(convert).schema
     assert (tool["type"], tool["function"]["name"]) == ("function", "convert")
     assert tool["function"]["description"] == "Converts an amount between units."
-    assert tool["function"]["parameters"] == {
-        "type": "object",
-        "properties": {
-            "amount": {"type": "number"},
-            "units": {"items": {"type": "string"}, "type": "array"},
-            "exact": {"default": False, "type": "boolean"},
-            "places": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None},
-        },
-        "required": ["amount", "units"],
-    }
+    assert tool["function"]["parameters"] == tables(Path(__file__).parent)["parameters_of_convert"]
 
 
 DEEP: Any = []
@@ -249,13 +241,7 @@ def of(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
 
-@pytest.mark.parametrize(
-    ("parameters", "added"),
-    [
-        (of(a={"$ref": "#/$defs/A~1B"}) | {"$defs": {"A/B": {"enum": [1]}}}, {}),
-        ({"type": "object", "additionalProperties": False}, {"properties": {}}),
-    ],
-)
+@cases("parameters, added")
 def test_a_schema_is_kept_as_it_is_but_for_properties(parameters: dict[str, Any], added: dict[str, Any]) -> None:
     assert function_schema("look_up-2", "Looks.", parameters)["function"]["parameters"] == parameters | added
 
