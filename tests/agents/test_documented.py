@@ -24,8 +24,7 @@ from agent_r1.tables import read_rows
 from agent_r1.tools.search import search_tool
 from agent_r1.training import loop
 from agent_r1.training.loop import Training, iterate
-from tests.agents.conftest import InProcess
-from tests.agents.test_gateway import QUESTION, Policy, require_logged
+from tests.agents.conftest import QUESTION, InProcess, Policy, require_logged
 from tests.agents.test_playing import as_built_in, bits
 from tests.fixtures import ONE_ACTION
 

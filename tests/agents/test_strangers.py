@@ -22,11 +22,10 @@ from agent_r1.agents.session import Session
 from agent_r1.agents.task import Ending, Task
 from agent_r1.envs.kinds import attempts_at
 from agent_r1.http.guard import Bounded, Door, Server, configured
-from agent_r1.records import Outcome, Trajectory
+from agent_r1.records import Outcome
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import PLAY
-from tests.agents.conftest import http_of
-from tests.agents.test_gateway import QUESTION, Policy
+from tests.agents.conftest import QUESTION, Policy, http_of
 from tests.neighbour import UID, needs_root
 
 SWARM = """
@@ -86,20 +85,20 @@ def test_idle_connections_without_a_key_cost_no_episode(
     swarm[0].communicate()
 
 
-async def heads(door: Door, talk: Callable[[int], Any]) -> Any:
+async def _hello(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"hi"})
+
+
+async def heads(door: Door, talk: Callable[[int], Any], app: Any = _hello) -> Any:
     """What comes of talking to a server with this door, at a port."""
-    config = configured(_hello, "127.0.0.1", 0, door)
+    config = configured(app, "127.0.0.1", 0, door)
     state = ServerState()
     serving = await asyncio.get_running_loop().create_server(
         lambda: Bounded(door, config=config, server_state=state, app_state={}), "127.0.0.1", 0
     )
     async with asyncio.timeout(30), serving:
         return await talk(serving.sockets[0].getsockname()[1])
-
-
-async def _hello(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "http.response.body", "body": b"hi"})
 
 
 def has_key(headers: Headers) -> bool:
@@ -157,7 +156,7 @@ def test_a_lack_of_files_is_said_once_a_second_and_ends_with_75(
             playing.collect(Policy(chat, [""]), chat, attempts_at([QUESTION], shared), shared, seed=3, play=PLAY)
 
 
-def test_web_pages_are_refused_with_a_key_too(chat: Chat, outside: Callable[..., Any]) -> None:
+def test_web_pages_are_refused_with_a_key_too(play: Callable[..., Any]) -> None:
     async def solve(task: Task) -> Ending:
         async with http_of(task) as http:
             assert (await http.get("/models")).status_code == 200
@@ -165,18 +164,11 @@ def test_web_pages_are_refused_with_a_key_too(chat: Chat, outside: Callable[...,
             assert (await http.get("/models", headers={"host": "evil.example"})).status_code == 400
         return Ending(answer="Quill")
 
-    assert one(chat, outside, solve).outcome is Outcome.ANSWERED
-
-
-def one(chat: Chat, outside: Callable[..., Any], solve: Any, **env: Any) -> Trajectory:
-    with outside(solve, env={"max_tokens": 400, **env}) as shared:
-        attempts = attempts_at([QUESTION], shared)
-        [row] = playing.collect(Policy(chat, ["yes"]), chat, attempts, shared, seed=3, play=PLAY)
-    return row
+    assert play(solve, ["yes"])[0].outcome is Outcome.ANSWERED
 
 
 def test_megabytes_are_refused_by_their_length_and_not_kept(
-    chat: Chat, outside: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten refused messages of 2 MB leave less than one of them in memory; none is rendered."""
     rendered = list[int]()
@@ -197,14 +189,14 @@ def test_megabytes_are_refused_by_their_length_and_not_kept(
             tracemalloc.stop()
         return Ending(answer="Quill")
 
-    one(chat, outside, solve)
+    play(solve, ["yes"])
     assert not rendered
     assert codes == [(400, "context_length_exceeded")] * 11
     assert grown[-1] - grown[0] < 2_000_000
 
 
 def test_a_large_request_is_rendered_beside_the_loop(
-    chat: Chat, outside: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    chat: Chat, play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same tokens as on the loop; a small one stays there."""
     threads = list[bool]()
@@ -224,7 +216,7 @@ def test_a_large_request_is_rendered_beside_the_loop(
                 assert (await http.post("/chat/completions", json=body, timeout=60)).status_code == 200
         return Ending(answer="Quill")
 
-    row = one(chat, outside, solve, max_tokens=60_000)
+    row, _ = play(solve, ["yes"], env={"max_tokens": 60_000})
     assert threads == [True, False]
     ids = chat.encode_sampled(text)
     start = row.context_starts[1]

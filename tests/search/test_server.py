@@ -14,11 +14,9 @@ from typing import Any
 import httpx
 import pytest
 from starlette.testclient import TestClient
-from uvicorn import Config
-from uvicorn.server import ServerState
 
 from agent_r1.files import SUMS, sha256
-from agent_r1.http.guard import Bounded, Door
+from agent_r1.http.guard import Door
 from agent_r1.params.search import SearchParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search
@@ -27,6 +25,7 @@ from agent_r1.search.remote import NO_ROUTE, Health
 from agent_r1.search.together import Together
 from agent_r1.serving.search_server import SHARE, create_app
 from agent_r1.tables import write_rows
+from tests.agents.test_strangers import heads
 from tests.answering import wait_until_healthy
 from tests.cases import cases
 
@@ -178,28 +177,15 @@ def test_a_request_beyond_the_limits_is_refused(client: TestClient, body: str, s
     assert reply.json()["detail"].startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("sent", "limits"),
-    [
-        (b"POST /search HTTP/1.1\r\nx-slow: ", {"patience_s": 0.1}),  # a head without an end
-        (b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n", {"seconds": 0.1}),
-        (b"", {"most": 0}),
-    ],
-)
-def test_slow_or_surplus_connection_ends(sent: bytes, limits: dict[str, Any]) -> None:
-    door = Door(**limits)
+@cases("sent, limits")
+def test_slow_or_surplus_connection_ends(sent: str, limits: dict[str, Any]) -> None:
 
-    async def attack() -> None:
+    async def attack(port: int) -> None:
         """Waits for the server to hang up."""
-        config, state = Config(create_app(Echo(), HEALTH)), ServerState()
-        serving = await asyncio.get_running_loop().create_server(
-            lambda: Bounded(door, config=config, server_state=state, app_state={}), "127.0.0.1", 0
-        )
-        async with asyncio.timeout(30), serving:
-            reader, writer = await asyncio.open_connection(*serving.sockets[0].getsockname())
-            writer.write(sent)
-            with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b""
-            writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent.encode())
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
 
-    asyncio.run(attack())
+    asyncio.run(heads(Door(**limits), attack, create_app(Echo(), HEALTH)))

@@ -30,20 +30,12 @@ def view(
     *,
     call: Call | None = None,
     stop_reason: StopReason = StopReason.END,
-    outcome: Outcome | None = None,
-    answer: str = "",
-    fault: str = "",
+    **fields: Any,
 ) -> StepView:
     calls = [call] if call else []
-    return StepView(
-        step=Step(action_start=40, action_stop=104, stop_reason=stop_reason, calls=calls, rewards={}),
-        action=action,
-        observations=(observation,) if observation else (),
-        outcome=outcome,
-        answer=answer,
-        fault=fault,
-        tokens=200,
-    )
+    step = Step(action_start=40, action_stop=104, stop_reason=stop_reason, calls=calls, rewards={})
+    plain = {"outcome": None, "answer": "", "fault": "", "tokens": 200, **fields}
+    return StepView(step=step, action=action, observations=(observation,) if observation else (), **plain)
 
 
 def view_of(fields: dict[str, Any]) -> StepView:

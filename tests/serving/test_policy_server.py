@@ -16,7 +16,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.sampling import Action, EngineError, EngineUnavailable, Request
 from agent_r1.serving import policy_server
 from agent_r1.serving.policy_server import Conversations, declared_as
-from tests.agents.test_gateway import Policy
+from tests.agents.conftest import Policy
 from tests.agents.test_session import CALL, SEARCH
 from tests.fixtures import FreePort
 
