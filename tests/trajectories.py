@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
 
 STEP: dict[str, Any] = {"stop_reason": StopReason.END, "calls": [], "rewards": {}}
 
@@ -45,3 +45,14 @@ def question_fields(question_id: str = "q", **changes: Any) -> dict[str, Any]:
     plain = {"dataset": "atlas", "split": "test", "text": f"Who is it ({question_id})?", "answers": ["Tesk"]}
     strata = {"hops": "1", "kind": "lookup"}
     return {"question_id": question_id, **plain, "gold_titles": ["Veld"], "strata": strata, **changes}
+
+
+def credit_of(advantages: Sequence[float] | np.ndarray, **fields: Any) -> Credit:
+    """The credit of an episode with these advantages; numbers are 0 and masks empty, unless they are given."""
+    zeros, nowhere = np.zeros(len(advantages), np.float32), np.zeros(len(advantages), np.bool_)
+    plain: dict[str, Any] = {
+        **dict.fromkeys(("values", "value_targets", "reference_logprobs"), zeros),
+        **dict.fromkeys(("loss_mask", "critic_mask"), nowhere),
+    }
+    plain |= {"trajectory_id": "0/q/0", "return_": 0.0, "kept": True}
+    return Credit(advantages=np.array(advantages, np.float32), **{**plain, **fields})

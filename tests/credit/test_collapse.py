@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -138,17 +137,8 @@ def test_no_iteration_of_a_streak_is_clean() -> None:
     assert seen(rows, patient) == ["grad_norm_spike"]
 
 
-# Numbers of healthy PPO runs on Atlas, the widest of several, one sample per question. The critic warms up in the
-# first two iterations.
-HEALTHY: dict[str, Sequence[float]] = {
-    "reward/total": (0.398, 0.406, 0.344, 0.582, 0.594, 0.609, 0.594, 0.660, 0.750, 0.793, 0.738),
-    "reward/std": (0.492, 0.493, 0.489, 0.501, 0.493, 0.517, 0.505, 0.498, 0.452, 0.414, 0.465),
-    "rollout/surprisal": (0.032, 0.033, 0.032, 0.032, 0.038, 0.036, 0.077, 0.042, 0.039, 0.040, 0.081),
-    "policy/grad_norm": (math.nan, math.nan, 0.149, 0.187, 0.233, 0.347, 0.241, 0.227, 0.261, 0.219, 0.811),
-    "rollout/valid_call_share": (1.0, 1.0, 0.994, 1.0, 1.0, 0.989, 0.992, 0.992, 0.996, 0.996, 0.966),
-    "rollout/answer_repetition": (0.039, 0.039, 0.055, 0.062, 0.039, 0.062, 0.070, 0.070, 0.078, 0.039, 0.086),
-    "rollout/thought_repetition": (0.397, 0.399, 0.409, 0.379, 0.367, 0.354, 0.362, 0.367, 0.366, 0.366, 0.358),
-}
+HEALTHY = tables(Path(__file__).parent)["healthy"]
+TRAPPED = tables(Path(__file__).parent)["echo_trap"]
 
 
 def healthy_rows() -> list[Iteration]:
@@ -166,13 +156,7 @@ def test_a_healthy_run_shows_no_alarm(patience: int) -> None:
 @pytest.mark.parametrize("samples", [1, 8])
 def test_an_echo_trap_fires_while_the_reward_still_stands(samples: int) -> None:
     """RAGEN's order of events: std falls and thoughts repeat, then entropy goes, and the reward last."""
-    trapped: dict[str, Any] = {
-        "reward/total": [0.5, 0.52, 0.55, 0.56, 0.55, 0.54, 0.53, 0.3, 0.1],
-        "reward/std": [0.5, 0.5, 0.48, 0.3, 0.15, 0.12, 0.1, 0.1, 0.1],
-        "rollout/thought_repetition": [0.4, 0.42, 0.45, 0.6, 0.75, 0.8, 0.9, 0.95, 1.0],
-        "rollout/surprisal": [0.3, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02, 0.01, 0.01],
-    }
-    rows = [{**CALM, **dict(zip(trapped, values, strict=True))} for values in zip(*trapped.values(), strict=True)]
+    rows = [{**CALM, **dict(zip(TRAPPED, values, strict=True))} for values in zip(*TRAPPED.values(), strict=True)]
     rows = [{**row, "reward/std_in_groups": row["reward/std"]} for row in rows]
     first = next(n for n in range(1, len(rows) + 1) if seen(rows[:n], MONITOR, samples=samples))
     assert first - 1 == 6, "two iterations before the reward is gone"

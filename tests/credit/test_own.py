@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,17 +13,13 @@ import pytest
 from agent_r1 import params
 from agent_r1.credit.own import Episode, functions, sources, state, view
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.envs.shared import Shared
 from agent_r1.faults import TooManyAborted
-from agent_r1.identity import Identity
 from agent_r1.params.credit import CreditParams, RewardWeights
-from agent_r1.params.places import RunId
-from agent_r1.params.sections import override, validated
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Source, StopReason, Trajectory
 from agent_r1.tables import read_rows
-from agent_r1.training.folder import RunFolder
 from agent_r1.training.loop import Training, iterate
 from tests.cases import cases
+from tests.fixtures import Task
 from tests.trajectories import from_parts, question_fields
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -166,30 +163,21 @@ def test_the_source_is_told_by_its_bytes(module: SimpleNamespace) -> None:
 
 
 def test_a_training_asks_when_it_collects(
-    module: SimpleNamespace, tiny_model: Path, bm25_index: Callable[..., Any], tmp_path: Path
+    module: SimpleNamespace,
+    tiny_model: Path,
+    bm25_index: Callable[..., Any],
+    open_training: Callable[..., AbstractContextManager[Training]],
 ) -> None:
     """With GiGPO and truncated episodes left out, which of an untrained model are all of them."""
-    own = {"own": {"function": "users_rewards:words", "weight": 0.5}}
-    small = {
-        "engine": {"kind": "transformers"},
-        "warm_start": {"demonstrations": 0},
-        "env": {"max_steps": 2, "max_tokens": 256, "max_action_tokens": 4},
-        "train": {"credit": {"rewards": own, "left_out": {"truncated": True}}},
-        "runs": {"gigpo": {"iterations": 1, "rollout": {"questions": 3, "samples": 2}}},
-    }
-    whole = params.load(PARAMS).model_dump(mode="json", by_alias=True)
-    settings = validated(params.Params, override(whole, small), "small")
-    config = settings.run(RunId("gigpo"))
+    own = {"function": "users_rewards:words", "weight": 0.5}
+    credited = {"estimator": "gigpo", "rewards": {"own": own}, "left_out": {"truncated": True}}
+    small = {"iterations": 1, "rollout": {"samples": 2}, "update": {"minibatches": 1}, "credit": credited}
+    env = params.load(PARAMS).env.model_copy(update={"max_steps": 2, "max_tokens": 256, "max_action_tokens": 4})
     index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
-    folder = RunFolder(tmp_path / "run", Identity.of(settings, config, sources(config.credit.rewards)), config)
-    with (
-        folder.opened(tmp_path / "aside") as run,
-        Shared(settings.env, index) as shared,
-        Training(settings, questions=[*QUESTIONS.values()], shared=shared, model=tiny_model, folder=run) as it,
-    ):
-        iterate(it)
-        [row] = run.history()
-    rows = read_rows(run.trajectories(0), Trajectory)
+    with open_training(Task(questions=[*QUESTIONS.values()], index=index, model=tiny_model), small, env) as training:
+        iterate(training)
+        [row] = training.folder.history()
+        rows = read_rows(training.folder.trajectories(0), Trajectory)
     assert sorted(module.asked()) == sorted(each.question_id for each in rows)
     assert all(each.steps[-1].rewards["own"] == len(each.answer.split()) for each in rows)
     assert row["reward/own"] == np.mean([len(each.answer.split()) for each in rows])

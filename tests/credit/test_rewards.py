@@ -98,18 +98,6 @@ def test_same_arguments_of_another_tool_and_unread_arguments_are_no_repeat() -> 
     assert parts["failed_call"].tolist() == [0, 0, -1, -1]
 
 
-def test_totals_weigh_the_parts() -> None:
-    episode = trajectory(
-        "PAOAOA", [call(CallStatus.OK, progress=1.0), call(CallStatus.FAILED), answer(1.0)], outcome=Outcome.ANSWERED
-    )
-    totals, parts = step_rewards(
-        episode, weights(agent_r1=2.0, valid_call=0.5, failed_call=0.25, progress=0.125, repeat_call=4.0)
-    )
-    # Step 1: 0.5 valid + 0.125 progress. Step 2: -0.25 failed, -4 repeated. Step 3: 2 EM.
-    assert totals.tolist() == [0.625, -4.25, 2.0]
-    assert parts["agent_r1"].tolist() == [0, 0, 1], "parts are unweighted"
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_reward_that_is_not_finite_is_refused(value: float) -> None:
     episode = trajectory("PA", [call(CallStatus.OK, progress=value)], name="3/q7/1")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -11,14 +12,9 @@ from agent_r1.data.questions import look_up
 from agent_r1.params.prepare import AtlasParams, PrepareParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search
+from tests.cases import tables
 
-KINDS = {
-    "person": {"birth city": "city", "employer": "company", "spouse": "person"},
-    "film": {"director": "person", "lead actor": "person", "studio": "company"},
-    "company": {"founder": "person", "headquarters": "city"},
-    "city": {"country": "country", "mayor": "person"},
-    "country": {"capital": "city"},
-}
+KINDS = tables(Path(__file__).parent)["links"]
 LEAVES = {"birth year", "release year", "founding year", "currency", "language"}
 
 

@@ -19,6 +19,7 @@ from agent_r1.params.prepare import AtlasParams, AtlasShares
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Passage, Question
 from agent_r1.search.base import Search
+from tests.cases import cases
 from tests.data.conftest import ended, searched
 from tests.trajectories import question_fields
 
@@ -74,20 +75,12 @@ def test_without_habits_it_follows_the_plan_to_the_letter() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("plan", "kind", "habit", "query", "answers"),
-    [
-        (BRIDGE, "bridge", {"stop": 1.0}, "director of The Silent Harbor", {"Mara Quill"}),  # the entity at hand
-        (SAME, "comparison", {"stop": 1.0}, "employer of Mara Quill", {"yes", "no"}),  # a guess
-        (replace(SAME, answer="Jon Hale"), "comparison", {"stop": 1.0}, "employer of Mara Quill", {*FACTS} - {HARBOR}),
-        # The film's only other fact is its year, and a year has no birth city.
-        (BRIDGE, "bridge", {"wrong": 1.0}, "release year of The Silent Harbor", {"1957"}),
-    ],
-)
-def test_habit_ends_the_search(plan: Plan, kind: str, habit: dict[str, float], query: str, answers: set[str]) -> None:
+@cases("kind, right, habit, query, answers")
+def test_habit_ends_the_search(kind: str, right: str, habit: dict[str, float], query: str, answers: list[str]) -> None:
+    plan = replace(BRIDGE if kind == "bridge" else SAME, answer=right)
     runs = [act(plan, kind, **habit, seed=seed) for seed in range(30)]
     assert all(queries(actions) == [query] for actions in runs)
-    assert {answer(actions) for actions in runs} == answers
+    assert {answer(actions) for actions in runs} == {*answers}
 
 
 def test_after_a_wrong_relation_the_chain_goes_on_from_what_it_truly_leads_to() -> None:

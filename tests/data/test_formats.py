@@ -1,6 +1,5 @@
 """The three releases' rows and a user's own: worked examples, awkward ones, refusals, and all the shared rows."""
 
-import json
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
@@ -90,10 +89,7 @@ def test_names_of_an_answer_are_accepted_where_they_lie_beside_the_split(tmp_pat
     assert list(HOTPOTQA.complete([known], split)) == [known]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [('{"Q_id": "Q1", "aliases": "Mara"}', "field 'aliases' must be a list"), ('{"id": "Q1"}', "field 'Q_id'")],
-)
+@cases("content, message")
 def test_a_list_of_names_that_is_none_is_refused(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "id_aliases.json").write_text(content)
     with pytest.raises(ValueError, match=rf"id_aliases\.json, row 1: {message}"):
@@ -124,14 +120,9 @@ HUB: dict[str, Any] = {
     "supporting_facts": {"title": ["Kiss", "Mara", "Kiss"], "sent_id": [0, 0, 1]},
     "context": {"title": ["Kiss", "Mara"], "sentences": [["A film.", " By Mara."], ["A director."]]},
 }
-TEXTS = {
-    "supporting_facts": json.dumps([["Kiss", 0], ["Mara", 0]]),
-    "context": json.dumps([["Kiss", ["A film.", " By Mara."]], ["Mara", ["A director."]]]),
-}
-OBJECTS = tables(Path(__file__).parent)["layout_of_objects"]
 
 
-@pytest.mark.parametrize("layout", [HUB, TEXTS, OBJECTS])
+@pytest.mark.parametrize("layout", [HUB, *tables(Path(__file__).parent)["layouts"]])
 def test_the_hubs_layouts_are_the_same_rows(layout: dict[str, Any]) -> None:
     assert asked("hotpotqa", **layout) == asked("hotpotqa")
     assert HOTPOTQA.paragraphs(supported_row(**layout)) == HOTPOTQA.paragraphs(supported_row())[:2]
@@ -153,9 +144,7 @@ def test_a_row_of_musique_becomes_a_question_with_its_aliases() -> None:
     assert (found.answers, found.gold_titles) == (["G. Stanley Hall", "Stanley Hall"], ["A", "B"])
     assert found.strata == {"hops": "3", "kind": "3hop1"}
     assert MUSIQUE.paragraphs(musique_row()) == [("A", "On A."), ("x", "On x."), ("B", "On B."), ("A", "On A.")]
-
-
-def test_a_row_of_musique_without_aliases_or_a_telling_id_is_taken() -> None:
+    # Without aliases or a telling id it is taken too.
     found = asked("musique", id=7, answer_aliases=...)
     assert (found.question_id, found.answers, found.strata["kind"]) == ("7", ["G. Stanley Hall"], "3hop")
 
@@ -172,9 +161,7 @@ def test_a_question_and_its_answers_are_enough() -> None:
     assert (found.question_id, found.dataset, found.split) == ("generic-test-train.jsonl.gz-3", "generic", "test")
     assert (found.text, found.answers) == ("Who?", ["Ann", "A. Bell"])
     assert (found.gold_titles, found.strata) == ([], {"hops": "1", "kind": "unknown"})
-
-
-def test_what_is_known_is_kept_and_the_rest_passed_over() -> None:
+    # What else is known is kept, and the rest passed over.
     found = asked("generic", id=9, answer="Ann", gold_titles=["A", "B"], kind="bridge", source="mine")
     assert (found.question_id, found.answers, found.strata) == ("9", ["Ann"], {"hops": "2", "kind": "bridge"})
     assert asked("generic", answer="Ann", gold_titles=["A"], hops=3).strata["hops"] == "3"
@@ -225,16 +212,7 @@ def test_null_is_as_good_as_no_field() -> None:
 
 
 SHARED = Path(__file__).parents[2].parent / "shared/data/multihop"
-FILES = {
-    "hotpotqa": ("hotpot_train_v1.1.subset.json.gz", "hotpot_dev_distractor_v1.subset.json.gz"),
-    "2wikimultihopqa": ("train.subset.json.gz", "dev.subset.json.gz"),
-    "musique": ("musique_ans_v1.0_train.subset.jsonl.gz", "musique_ans_v1.0_dev.subset.jsonl.gz"),
-}
-KINDS = {  # of the test split, each with its hops
-    "hotpotqa": "bridge 2: 1455, comparison 2: 378",
-    "2wikimultihopqa": "compositional 2: 261, bridge_comparison 4: 175, comparison 2: 160, inference 2: 75",
-    "musique": "2hop 2: 361, 3hop1 3: 104, 4hop1 4: 40, 3hop2 3: 24, 4hop3 4: 14, 4hop2 4: 6",
-}
+FILES, KINDS = (tables(Path(__file__).parent)[name] for name in ("files_of_releases", "kinds_of_releases"))
 on_the_shared_rows = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared rows are not here")
 
 

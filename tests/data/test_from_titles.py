@@ -13,6 +13,7 @@ from agent_r1.data.from_titles import NotBorneOutError, Pages, Reading, act_from
 from agent_r1.data.questions import Hop, Plan, plan_from_titles
 from agent_r1.data.sources import Row
 from agent_r1.records import Question
+from tests.cases import cases, tables
 from tests.data.conftest import ended, searched
 
 PASSAGES = {
@@ -52,12 +53,7 @@ def test_a_chain_is_searched_for_in_words_that_were_read() -> None:
     assert last.startswith('<think>"She died in Arvik." Found the place of death Arvik.')
 
 
-COMPARED = [
-    FILM,
-    Hop("High Tide", "High Tide", "director", "Jon Hale"),
-    Hop("Mara Quill", "Mara Quill (director)", "date of birth", "3 May 1902"),
-    Hop("Jon Hale", "Jon Hale", "date of birth", "9 June 1899"),
-]
+COMPARED = [Hop(*fields) for fields in tables(Path(__file__).parent)["compared"]]
 
 
 def test_a_comparison_follows_one_chain_after_the_other_and_sets_their_values_side_by_side() -> None:
@@ -109,22 +105,10 @@ def test_an_answer_at_once_searches_for_nothing() -> None:
         act_from_titles(plan, asked, reading, shown[:1])
 
 
-UNLINKED = [Hop("High Tide", "High Tide", "", "Mara Quill"), Hop(DIRECTOR.entity, DIRECTOR.entity, "", "Arvik")]
-
-
-@pytest.mark.parametrize(
-    ("hops", "text", "answer", "reason"),
-    [
-        ([Hop("Jon Hale", "Low Tide (1957 film)", "", "x")], "Jon Hale?", "x", "is not among the results"),
-        ([Hop("High Tide", "High Tide", "director", "Mara")], "High Tide?", "x", "does not state what the data say"),
-        ([Hop("High Tide", "High Tide", "", "x")], "High Tide?", "Tesk", "the answer is in none of the passages"),
-        (UNLINKED, "High Tide?", "Arvik", "the title of a gold passage was not read"),
-        (COMPARED, "Low Tide or High Tide?", "High Tide", "it takes more than 4 steps"),
-    ],
-)
-def test_what_the_index_does_not_bear_out_is_left_out(hops: list[Hop], text: str, answer: str, reason: str) -> None:
+@cases("hops, text, answer, reason")
+def test_what_the_index_does_not_bear_out_is_left_out(hops: list[Any], text: str, answer: str, reason: str) -> None:
     with pytest.raises(NotBorneOutError, match=reason):
-        act(hops, text, answer, max_steps=4)
+        act([Hop(*fields) for fields in hops], text, answer, max_steps=4)
 
 
 def test_left_out_questions_are_replaced_by_later_ones_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -147,10 +131,7 @@ def hops_of(name: str, fields: dict[str, Any]) -> list[Hop]:
 
 
 def test_evidences_become_hops_with_the_supporting_title_most_like_their_subject() -> None:
-    row = {
-        "supporting_facts": [["Joan, Lady of Wales", 0], ["John, King of England", 19]],
-        "evidences": [["Joan", "father", "King John"], ["John", "cause of death", "dysentery"]],
-    }
+    row = tables(Path(__file__).parent)["row_with_evidences"]
     assert hops_of("2wikimultihopqa", row) == [
         Hop("Joan", "Joan, Lady of Wales", "father", "King John"),
         Hop("John", "John, King of England", "cause of death", "dysentery"),
@@ -160,13 +141,7 @@ def test_evidences_become_hops_with_the_supporting_title_most_like_their_subject
 
 
 def test_sub_questions_become_hops_with_earlier_answers_in_their_places() -> None:
-    parts = [("Kiss >> star", "Mara", 1), ("Where was #1 born?", "Tesk", 0)]
-    row = {
-        "paragraphs": [{"idx": 0, "title": "Mara Quill"}, {"idx": 1, "title": "Kiss"}],
-        "question_decomposition": [
-            {"question": text, "answer": answer, "paragraph_support_idx": place} for text, answer, place in parts
-        ],
-    }
+    row = tables(Path(__file__).parent)["row_with_sub_questions"]
     assert hops_of("musique", row) == [
         Hop("Kiss star", "Kiss", "", "Mara"),
         Hop("Where was Mara born?", "Mara Quill", "", "Tesk"),

@@ -5,7 +5,6 @@ import gzip
 import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from agent_r1.data.quality import Review
 from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
-from tests.cases import cases
+from tests.cases import cases, tables
 from tests.trajectories import question_fields
 
 
@@ -107,10 +106,7 @@ def test_pages_of_kilt_become_passages_of_100_words(tmp_path: Path, kind: str) -
     """Without title and headings, over the ends of paragraphs: 61 + 70 words are 100 and 31."""
     lead = " ".join(["film"] * 61)
     paragraphs = ["Kiss\n", f"{lead}\n", "Section::::Cast.\n", "BULLET::::- Mara " + "x " * 69 + "\n"]
-    page = {"_id": "290", "wikipedia_id": "290", "wikipedia_title": "Kiss", "text": paragraphs, "categories": "Films"}
-    page["anchors"] = [{"text": "Mara", "href": "Mara%20Quill", "paragraph_id": 3, "start": 13, "end": 17}]
-    page["history"] = {"revid": 90, "timestamp": "2019-07-18T19:46:05Z", "pre_dump": True, "pageid": 290, "url": "u"}
-    page["wikidata_info"] = {"wikidata_id": "Q9", "description": None}
+    page = tables(Path(__file__).parent)["page_of_kilt"] | {"text": paragraphs}
     empty = {**page, "wikipedia_id": "7", "wikipedia_title": "Nothing", "text": ["Nothing\n"]}
     file = tmp_path / ("kilt_knowledgesource.json" if kind == "jsonl" else "kilt.parquet")
     if kind == "jsonl":
@@ -309,33 +305,14 @@ def test_ids_count_within_data_set_and_split(params: PrepareParams, tmp_path: Pa
 
 
 def test_rows_to_look_at_are_counted_with_an_example(params: PrepareParams, tmp_path: Path) -> None:
-    def row(question: str, *answers: str, titles: Sequence[str] = ()) -> dict[str, Any]:
-        return {"question": question, "answers": answers, "gold_titles": titles}
-
-    passages = [("Kiss", "A film."), ("Kiss", "By Mara Quill."), ("Mara", "Born in Tesk."), ("Alone", "The Tide.")]
-    corpus = [{"title": title, "text": text} for title, text in passages]
-    train = [
-        row("Who made Kiss?", "Quill, Mara", "Mara Quill", titles=["Kiss", "Mara"]),  # in the second passage of a title
-        row("who  made kiss?", "Bob", titles=["Kiss", "Nowhere"]),
-        row("Is it?", "yes", titles=["Kiss"]),
-        row("Which vitamin?", "A", "&", titles=["Nowhere"]),  # no gold passage is there
-        row("What is it?", "Kiss", titles=["Kiss"]),  # in a title
-    ]
-    test = [row("Who made Kiss?", "Mara"), row("Which tide?", "Ann", titles=["Alone"])]
-    own = {"format": "generic", "corpus": tmp_path / "corpus.jsonl", "train": split(tmp_path, "a.jsonl", train)}
-    other = {**own, "train": None, "test": split(tmp_path, "b.jsonl", test)}
-    split(tmp_path, "corpus.jsonl", corpus)
+    given = tables(Path(__file__).parent)["to_look_at"]
+    train, test, _ = (split(tmp_path, f"{name}.jsonl", given[name]) for name in ("train", "test", "corpus"))
+    own = {"format": "generic", "corpus": tmp_path / "corpus.jsonl", "train": train}
+    other = {**own, "train": None, "test": test}
     mixed = with_files(params, own=own, other=other).model_copy(update={"datasets": ["atlas", "own", "other"]})
     write(mixed, tmp_path)
     review = Review(tmp_path / "questions.parquet", tmp_path / "passages.parquet")
-    assert set(review.complaints()) == {
-        "own: questions of train that stand in train already: 1, such as 'who  made kiss?'",
-        "own: answers of articles and punctuation alone, which are compared with them: 2, such as 'A'",
-        "own: gold titles of no passage, so that no search can find them: 2, such as 'Nowhere'",
-        "own: answers that stand in none of their gold passages: 1, such as 'Bob'",
-        "other: questions of test that stand in train already: 1, such as 'Who made Kiss?'",
-        "other: answers that stand in none of their gold passages: 1, such as 'Ann'",
-    }
+    assert set(review.complaints()) == set(given["complaints"])
     answerable = "the passages have all gold titles of {} of {} questions, and an answer of {} stands in them"
     assert [*review.evidence()] == [
         f"own, train: {answerable.format(3, 5, 3)}",  # those who name Nowhere apart; yes, and an answer in a title
@@ -343,20 +320,12 @@ def test_rows_to_look_at_are_counted_with_an_example(params: PrepareParams, tmp_
     ]
 
 
-@pytest.mark.parametrize(
-    ("rows", "corpus", "message"),
-    [
-        ([hotpotqa_row(1), hotpotqa_row(1)], None, r"dev\.jsonl, row 2: the id 'h1' is that of an earlier question"),
-        ([hotpotqa_row(1), hotpotqa_row(2, context=[])], None, r"dev\.jsonl, row 2: field 'context'"),
-        ([hotpotqa_row(1), {"context": [["Kiss", ["x"]]]}], None, r"row 2: field 'supporting_facts' must hold"),
-        ([hotpotqa_row(1)], "\n", "no passages to search; check the corpus"),
-        (None, None, r"dev\.jsonl does not exist"),
-    ],
-)
+@cases("rows, corpus, message")
 def test_bad_data_are_named_and_nothing_is_written(
     params: PrepareParams, tmp_path: Path, rows: list[dict[str, Any]] | None, corpus: str | None, message: str
 ) -> None:
-    test = split(tmp_path, "dev.jsonl", rows or [])
+    """A row is the hotpotqa_row of its number, with changes; it stands as it is where it has none."""
+    test = split(tmp_path, "dev.jsonl", [hotpotqa_row(**row) if "number" in row else row for row in rows or []])
     if rows is None:
         (tmp_path / "dev.jsonl").unlink()
     (tmp_path / "corpus.txt").write_text(corpus or "")

@@ -54,12 +54,8 @@ def test_every_hop_is_a_fact_and_leads_to_the_next(rows: Rows, atlas: World) -> 
 def test_the_mix(rows: Rows) -> None:
     """200 questions: 40 lookups, 70 and 60 bridges, and 30 comparisons: 14 yes/no (7 each), 16 earlier."""
     train = [(question, plan) for question, plan in rows if question.split == "train"]
-    assert Counter((question.strata["kind"], int(question.strata["hops"])) for question, _ in train) == {
-        ("lookup", 1): 40,
-        ("bridge", 2): 70,
-        ("bridge", 3): 60,
-        ("comparison", 2): 30,
-    }
+    kinds = Counter(f"{question.strata['kind']} {question.strata['hops']}" for question, _ in train)
+    assert kinds == {"lookup 1": 40, "bridge 2": 70, "bridge 3": 60, "comparison 2": 30}
     yes, no = (Counter(plan.hops[0].relation for _, plan in train if plan.answer == answer) for answer in ("yes", "no"))
     assert yes == no, "the relation does not give the answer away"
     assert yes.total() == 7

@@ -20,13 +20,10 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episode import PromptTooLong
 from agent_r1.rollout.episodes import ScriptedSampler, collect, follow
 from agent_r1.search.base import Search
+from tests.cases import cases, tables
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tesk"}}\n</tool_call>'
-SEARCH = {"role": "assistant", "content": CALL}
-ANSWER = {"role": "assistant", "content": "<answer>Veld</answer>"}
-USER = {"role": "user", "content": "Where is Tesk?"}
-TOOL = {"role": "tool", "content": "Tesk: Tesk lies in Veld."}
-EXAMPLE = [USER, SEARCH, TOOL, ANSWER]
+EXAMPLE, OPENING = (tables(Path(__file__).parent)[name] for name in ("example", "example_opening"))
 FILM = Question(question_id="q", dataset="films", split="train", text="Who made Low Tide?", answers=["Mara"], strata={})
 
 Write = Callable[..., EnvParams]
@@ -57,16 +54,9 @@ def play(attempt: Callable[[Shared], Attempt], limits: EnvParams, chat: Chat, in
 
 def test_examples_open_every_context_and_are_prompt(write: Write, chat: Chat, index: Search) -> None:
     limits = write({"messages": EXAMPLE})
-    opening = (
-        "<|im_start|>user\nWhere is Tesk?<|im_end|>\n"
-        f"<|im_start|>assistant\n{CALL}<|im_end|>\n"
-        "<|im_start|>user\n<tool_response>\nTesk: Tesk lies in Veld.\n</tool_response><|im_end|>\n"
-        "<|im_start|>assistant\n<answer>Veld</answer><|im_end|>\n"
-        "<|im_start|>user\nWho made Low Tide?"
-    )
     whole = play(lambda shared: attempts_at([FILM], shared)[0], limits, chat, index)
     first = whole.token_ids[: whole.steps[0].action_start]
-    assert opening in chat.decode(first.tolist())
+    assert OPENING in chat.decode(first.tolist())
     assert {*whole.source[: len(first)].tolist()} == {Source.PROMPT}
     assert int(whole.action_mask.sum()) == sum(step.action_stop - step.action_start for step in whole.steps)
     chatted = play(lambda shared: asked_attempt("Who made Low Tide?", shared), limits, chat, index)
@@ -76,7 +66,7 @@ def test_examples_open_every_context_and_are_prompt(write: Write, chat: Chat, in
     starts = [*renewed.context_starts, len(renewed.token_ids)]
     contexts = [chat.decode(renewed.token_ids[start:stop].tolist()) for start, stop in pairwise(starts)]
     assert len(contexts) == 2
-    assert all(opening in context for context in contexts)
+    assert all(OPENING in context for context in contexts)
 
 
 def test_the_hash_of_a_prompt_covers_its_examples(write: Write, chat: Chat, index: Search) -> None:
@@ -95,22 +85,14 @@ def test_examples_that_leave_no_room_are_refused_with_the_numbers(write: Write, 
         [*follow(ScriptedSampler([[]], chat), chat, attempts_at([FILM], shared)[0], shared, seed=0)]
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"messages": [{"role": "system", "content": "Hi."}, *EXAMPLE]}, "row 1: an example has no system message"),
-        ({"messages": EXAMPLE, "dataset": "films"}, "row 1: an example stands before every question"),
-        ({"messages": [USER, {"role": "assistant", "content": "Veld"}]}, "neither a tool call nor an answer; write"),
-        ({"messages": [USER, SEARCH, TOOL]}, "row 1: the last message is not the assistant's"),
-    ],
-)
+@cases("row, message")
 def test_an_unfit_example_is_refused_with_its_row(write: Write, row: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_examples(write(row))
 
 
 def test_plain_answers_are_examples_where_answers_are_plain(write: Write, chat: Chat, index: Search) -> None:
-    limits = write({"messages": [USER, {"role": "assistant", "content": "Veld"}]}, answers="plain")
+    limits = write({"messages": [EXAMPLE[0], {"role": "assistant", "content": "Veld"}]}, answers="plain")
     assert [example.actions for example in read_examples(limits)] == [["Veld"]]
     script = ["no tags", "<think>Seen.</think>Mara"]
     with Shared(limits, index) as shared:

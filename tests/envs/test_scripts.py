@@ -28,15 +28,12 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.base import Search
 from agent_r1.tools.search import search_tool
+from tests.cases import cases
 
 LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 8192, "max_action_tokens": 400, "aborted_share": 0.0})
 SCRIPTS = {name: KINDS[name].scripts for name in GAMES}
 NONE, ALWAYS = Habits(0.0, 0.0), Habits(1.0, 0.0)
-BOARDS = {
-    "bandit": [bandit.Board.draw(seed) for seed in range(6)],
-    "frozen_lake": [lake.Board.draw(seed) for seed in range(6)],
-    "sokoban": [sokoban.Board.draw(seed) for seed in range(6)],
-}
+BOARD = {"bandit": bandit.Board, "frozen_lake": lake.Board, "sokoban": sokoban.Board}
 LAKE = lake.Board(rows=("SFH", "FFG"))
 ROOM = sokoban.Board(rows=("#######", "#_P___#", "#__X_O#", "#_____#", "#######"))
 
@@ -67,7 +64,7 @@ def success(trajectories: list[Trajectory]) -> float:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_oracle_wins_and_every_script_says_what_can_be_done(name: str, play: Play) -> None:
-    setups = [board.write() for board in BOARDS[name]]
+    setups = [BOARD[name].draw(seed).write() for seed in range(6)]
     played = {agent: play(name, script, setups) for agent, script in SCRIPTS[name].items()}
     assert success(played["oracle"]) == 1.0
     for agent, trajectories in played.items():
@@ -107,24 +104,10 @@ def first_action(name: str, setup: str, player: Player, **changes: int) -> str:
     return next(spoken(player)(env, random.Random(0)))
 
 
-NEAR = "goal 1 Down 2 Right . Left edge Down ice Right ice Up edge"
-
-
-@pytest.mark.parametrize(
-    ("habits", "steps_left", "action"),
-    [
-        (NONE, 5, f"<think> {NEAR} so Down </think> <answer> Down </answer>"),
-        (ALWAYS, 5, f"<think> {NEAR} so Right </think> <answer> Right </answer>"),
-        (  # Three moves to the goal in two steps are two at once, the second from where the first leads.
-            NONE,
-            2,
-            f"<think> {NEAR} so Down . goal 0 Up 2 Right . Left edge Down edge Right ice Up ice so Right </think> "
-            "<answer> Down || Right </answer>",
-        ),
-    ],
-)
-def test_a_demonstrator_states_the_facts_and_then_its_moves(habits: Habits, steps_left: int, action: str) -> None:
-    assert first_action("frozen_lake", LAKE.write(), demonstrator(Ice, habits), steps_left=steps_left) == action
+@cases("habit, steps_left, action")
+def test_a_demonstrator_states_the_facts_and_then_its_moves(habit: float, steps_left: int, action: str) -> None:
+    told = first_action("frozen_lake", LAKE.write(), demonstrator(Ice, Habits(habit, 0.0)), steps_left=steps_left)
+    assert told == action
     hole = lake.Board(rows=("SHFG", "FFFF")).write()
     fallen = first_action("frozen_lake", hole, demonstrator(Ice, ALWAYS), steps_left=1)
     assert fallen.endswith("<answer> Right </answer>")  # into the hole, after which it says no more

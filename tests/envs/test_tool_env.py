@@ -153,20 +153,11 @@ def test_bugs_of_a_tool_are_raised_and_equal_arguments_read_equal(question: Ques
 TWICE = [Passage(passage_id=str(i), title="Mara Quill", text=f"Part {i}.") for i in range(2)]
 
 
-@pytest.mark.parametrize(
-    ("shown", "user", "action", "rewards"),
-    [
-        # One of two gold passages is shown, and it does not hold the answer.
-        (PASSAGES[:1], "Low Tide: Low Tide is a film by Mara Quill.\n\n", "<answer>the Tesk</answer>", (1, 1, 0, 1, 0)),
-        (PASSAGES[:1], None, "<think>Who?</think><answer>Mara Quill</answer>", (0, 0, 1, 1, 1)),
-        ([], "", "<answer>Tesk</answer>", (1, 1, 0, 0, 0)),
-        # Two passages of one title are one gold passage.
-        (TWICE, "Mara Quill: Part 0.\nMara Quill: Part 1.\n\n", "<answer>Tesk</answer>", (1, 1, 0, 1, 0)),
-    ],
-)
+@cases("passages, user, action, rewards")
 def test_passages_come_with_the_question_and_ground_its_answer(
-    question: Question, shown: list[Passage], user: str | None, action: str, rewards: tuple[int, ...]
+    question: Question, passages: str, user: str | None, action: str, rewards: list[int]
 ) -> None:
+    shown = {"one": PASSAGES[:1], "twice": TWICE}.get(passages, [])
     env = AnswerEnv(question, shown, system=FROM_PASSAGES if shown else CLOSED_BOOK)
     assert (env.system, env.tools) == (FROM_PASSAGES if shown else "Answer the question.", ())
     assert user is None or env.user == user + question.text

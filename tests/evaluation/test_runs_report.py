@@ -16,6 +16,7 @@ from agent_r1.files import METRICS, write_text
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import GREEDY, Question
 from flows.commands import look
+from tests.cases import tables
 
 PLAN = "Planned for 1 x 4 x 1."
 CURVES = {"ppo": [{"iteration": i, "rollout/success": 0.2 * i, "reward/total": 0.1 * i} for i in range(4)]}
@@ -60,16 +61,12 @@ def test_the_terminal_shows_the_first_table_and_where_to_look_next(
     (tmp_path / "outputs/report/report.md").write_text(page)
     look.results(whole=True)
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[:4] for line in shown if "agent" in line[:1] or "ppo" in line[:1]] == [
-        ["agent", "all", "1", "hop"],
-        ["ppo", "0.750", "[0.25,", "1.00]"],
-    ]
+    cells = [line[:4] for line in shown if "agent" in line[:1] or "ppo" in line[:1]]
+    assert cells == [["agent", "all", "1", "hop"], ["ppo", "0.750", "[0.25,", "1.00]"]]
     look.results()
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line for line in shown if "agent" in line[:1] or "ppo" in line[:1]] == [
-        ["agent", "all"],
-        ["ppo", ".750", "±.38"],
-    ]
+    cells = [line for line in shown if "agent" in line[:1] or "ppo" in line[:1]]
+    assert cells == [["agent", "all"], ["ppo", ".750", "±.38"]]
     assert ["•", "the", "whole", "report:", "outputs/report/report.md;"] in [line[:5] for line in shown]
     assert not [line for line in shown if "lookup" in line], "that is of the page's other tables"
 
@@ -163,10 +160,8 @@ def test_a_curve_is_the_mean_of_the_seeds_that_have_it(tmp_path: Path) -> None:
     """Of ppo's two seeds one is an iteration ahead; short has ended before."""
     two = [[{"iteration": i, "rollout/success": value} for i in range(stop)] for stop, value in ((3, 0.2), (2, 0.4))]
     write_curves(tmp_path, {"ppo": two, "short": [[{"iteration": 0, "rollout/success": 1.0, "reward/total": -1.0}]]})
-    assert json.loads((tmp_path / "success.json").read_text()) == [
-        {"iteration": 0, "ppo": 0.3, "short": 1.0},
-        {"iteration": 1, "ppo": 0.3, "short": None},
-    ]
+    success = json.loads((tmp_path / "success.json").read_text())
+    assert [[row[name] for name in ("iteration", "ppo", "short")] for row in success] == [[0, 0.3, 1.0], [1, 0.3, None]]
     assert json.loads((tmp_path / "reward.json").read_text()) == [{"iteration": 0, "ppo": None, "short": -1.0}]
 
 
@@ -196,14 +191,8 @@ def test_costs_stand_beside_what_they_bought(tmp_path: Path) -> None:
     *_, table = (tmp_path / "costs.md").read_text().split("\n\n")
     found = {cells[0]: cells[1:] for cells in (re.findall(r"[^|]+(?= \|)", line) for line in table.splitlines())}
     found = {name.strip(): [cell.strip() for cell in cells] for name, cells in found.items()}
-    assert found["sampling"] == ["1,800 / 900", "1,800 / 900", "unknown / unknown"]
-    assert found["training"][:2] == ["5,400 / 2,700"] * 2
-    assert found["evaluation"] == ["60 / 30", "unknown / unknown", "unknown / unknown"]
-    assert found["tokens sampled"] == ["8,000", "8,000", "unknown"]
-    assert found["tokens trained"] == ["3,000", "2,000", "3,000"]  # of two seeds 2,000 and 4,000
-    assert found["GiB"] == ["2.0", "2.0", "unknown"]
-    assert found["money"] == ["1.50", "1.50", "unknown"]  # 2,700 s are three quarters of an hour
-    assert found["per point"] == ["108", "none", "unknown"]  # 5,400 over 50 points; over none
+    for name, cells in tables(Path(__file__).parent)["costs"].items():
+        assert found[name][: len(cells)] == cells, name
     alone = {"ppo": scores["ppo"]} | {name: scores[name] for name in folders}
     write_costs(tmp_path, folders, alone, 0.0, ["2 cores of EPYC, AVX2"])
     page = (tmp_path / "costs.md").read_text()
@@ -218,6 +207,5 @@ def test_notes_are_a_line_of_the_page_and_without_notes_it_stays(tmp_path: Path)
     add_notes(tmp_path, "Settings changed", [])
     assert page.read_text() == "# Report\n"
     add_notes(tmp_path, "Settings changed", ["ppo from iteration 2 on a|b", "grpo from iteration 0 on x"])
-    assert page.read_text() == (
-        "# Report\n\nSettings changed: ppo from iteration 2 on a\\|b; grpo from iteration 0 on x.\n"
-    )
+    line = "Settings changed: ppo from iteration 2 on a\\|b; grpo from iteration 0 on x."
+    assert page.read_text() == f"# Report\n\n{line}\n"

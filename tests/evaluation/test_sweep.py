@@ -117,9 +117,6 @@ def test_differences_by_hand(page: str) -> None:
     assert "+0.375 [" in grpo
     assert "+0.750 [" in grpo
     assert "-0.375 [" in base
-
-
-def test_differences_by_stratum_by_hand(page: str) -> None:
     # Of one hop grpo has 1 and ppo 1/4, of two hops both have everything.
     assert "## Differences from `ppo` by number of hops\n\n| agent | 1 hop | 2 hops |" in page
     grpo, base = rows(page, "grpo")[3], rows(page, "base_tool_call")[2]

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_r1.evaluation.transcript import WIDTH, examples, transcript, worth_reading
+from tests.cases import tables
 
 Told = Callable[..., str]
 
@@ -26,22 +28,7 @@ def told(make_question: Any, make_trajectory: Any, decode: Any) -> Told:
 
 
 def test_golden(told: Told) -> None:
-    assert told().splitlines() == [
-        "question   What is the capital of Veld (a)?",
-        "",
-        "step 1",
-        "thought    Find the director first.",
-        "search     capital of Veld",
-        "passages   Veld: The capital of Veld is Tesk.",
-        "           Tesk: Tesk is a city in Veld.",
-        "",
-        "step 2",
-        "says       <answer>Tesk</answer>",
-        "",
-        "outcome    answered",
-        "answer     Tesk (exact match)",
-        "gold       Tesk",
-    ]
+    assert told() == tables(Path(__file__).parent)["golden"]
 
 
 def test_a_rewritten_context_is_shown_as_it_is_read(told: Told) -> None:

@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from agent_r1.inspection.stored import PageTrajectory, When
-from agent_r1.records import Call, CallStatus, Credit, Question, Source, Trajectory
-from tests.trajectories import from_parts, question_fields
+from agent_r1.records import Call, CallStatus, Question, Source
+from tests.trajectories import credit_of, from_parts, question_fields
 
 OpenPage = Callable[..., Page]
 
@@ -74,28 +74,19 @@ def make_entry(words: Words) -> Callable[..., PageTrajectory]:
         )
         sampled = trajectory.action_mask
         trajectory = replace(trajectory, logprobs=np.where(sampled, -0.25, 0).astype(np.float32))
+        masks = {"loss_mask": sampled, "critic_mask": sampled}
+        credit = credit_of(np.where(sampled, 1.5, 0), trajectory_id=trajectory.trajectory_id, return_=1.0, **masks)
         return PageTrajectory(
             when=when,
             question=Question(**question_fields(question_id, strata={"hops": str(hops), "kind": "bridge"})),
             trajectory=trajectory,
             totals=np.array([0.0, right]),
             parts={"em": np.array([0.0, right]), "valid_call": np.array([1.0, 0.0])},
-            credit=_credit(trajectory, sampled) if training else None,
+            credit=credit if training else None,
             learner_logprobs=np.full(len(sampled), -0.5, np.float32) if training else None,
         )
 
     return make
-
-
-def _credit(trajectory: Trajectory, sampled: Any) -> Credit:
-    return Credit(
-        trajectory_id=trajectory.trajectory_id,
-        return_=1.0,
-        advantages=np.where(sampled, 1.5, 0).astype(np.float32),
-        **dict.fromkeys(("values", "value_targets", "reference_logprobs"), np.zeros(len(sampled), np.float32)),
-        **dict.fromkeys(("loss_mask", "critic_mask"), sampled),
-        kept=True,
-    )
 
 
 @pytest.fixture
@@ -114,7 +105,7 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[OpenPage]:
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
-        page.on("request", lambda request: requests.append(request.url))
+        page.on("request", lambda request: requests.append(request.url.partition("#")[0]))
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
         page.goto(file.as_uri())

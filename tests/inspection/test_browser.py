@@ -2,7 +2,7 @@
 
 import base64
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,22 +28,10 @@ Open = Callable[..., Page]
 
 @pytest.fixture
 def open_groups(open_page: Open, words: Any) -> Open:
-    def call(groups: Sequence[Sequence[PageTrajectory]], **options: Any) -> Page:
-        options = {"viewport": LAPTOP, **options}
-        return open_page(page("ppo", ABOUT, groups, words.decode), **options)
+    def call(groups: Sequence[Sequence[PageTrajectory]], about: dict[str, Any] = ABOUT, **options: Any) -> Page:
+        return open_page(page("ppo", about, groups, words.decode), **{"viewport": LAPTOP, **options})
 
     return call
-
-
-@pytest.fixture
-def page_of_failures(four: list[list[PageTrajectory]], words: Any, browser: Browser, tmp_path: Path) -> Iterator[Page]:
-    failures = {"turn limit": ["3/c/0"], "repeated call": ["0/b/0", "3/c/0"]}
-    file = tmp_path / "failures.html"
-    file.write_text(page("ppo", {**ABOUT, "failures": failures}, four, words.decode))
-    with browser.new_context(viewport=LAPTOP) as context:
-        view = context.new_page()
-        view.goto(file.as_uri())
-        yield view
 
 
 @pytest.fixture
@@ -112,8 +100,10 @@ def test_filter_selects_rows(open_groups: Open, four: Any, filter: str, value: s
     assert len(shown_rows(page)) == 4
 
 
-def test_address_sets_filters(page_of_failures: Page) -> None:
-    page, address = page_of_failures, page_of_failures.url
+def test_address_sets_filters(open_groups: Open, four: Any) -> None:
+    failures = {"turn limit": ["3/c/0"], "repeated call": ["0/b/0", "3/c/0"]}
+    page = open_groups(four, {**ABOUT, "failures": failures})
+    address = page.url
     for fragment, rows in {
         "kind=turn+limit": ["iteration 3"],
         "kind=turn+limit&right=wrong": [],

@@ -17,7 +17,7 @@ from agent_r1.learn.checkpoint import Progress, seal
 from agent_r1.params.credit import CreditParams, RewardWeights
 from agent_r1.records import Call, CallStatus, Credit, Outcome, Source, Trajectory
 from agent_r1.tables import write_rows
-from tests.cases import cases
+from tests.cases import cases, tables
 from tests.credit.test_reward_hacks import CREDIT, HONEST, LIMITS, MAX_STEPS, Play, play  # noqa: F401
 from tests.trajectories import from_parts
 
@@ -133,23 +133,7 @@ def test_audit_names_kind_from_a_fifth_of_episodes_on(count: int, named: bool, t
     assert (kind.share, kind.named) == (count / 100, named)
 
 
-# A weighted part -> its hack: the episodes before, in turns, and the episode that takes over. As test_reward_hacks.py.
-WRONG = ("? Low Tide", "= Veld")
-GUESS = ("= Tesk",)
-BROKEN = '<tool_call>{"name": "seek", "arguments": {}}</tool_call>'
-PLAIN = ("? Low Tide", "? Mara Quill", "= Tesk")
-SEARCHES = ("? Low Tide",) * MAX_STEPS
-HACKS: dict[str, tuple[Sequence[Sequence[str]], Sequence[str]]] = {
-    "think": ([PLAIN, WRONG], ("<think>x</think>= ",)),
-    "grounded": ([PLAIN, WRONG, WRONG], ("? Low Tide", "= film")),
-    "valid_call": ([HONEST, WRONG], ("? zzz",) * MAX_STEPS),
-    "progress": ([("? Mara Quill", "= Tesk")], ("? Low Tide Mara Quill",) * MAX_STEPS),
-    "failed_call": ([(BROKEN, *HONEST)], ("= no idea",)),
-    "repeat_call": ([("? Low Tide", *HONEST)], ("= no idea",)),
-    "no_answer": ([SEARCHES, HONEST], ("= ",)),
-    "agent_r1": ([SEARCHES], ("= ",)),
-    "f1": ([*[WRONG] * 6, HONEST], ("? Low Tide", "= Tesk Mara Quill")),
-}
+HACKS = tables(Path(__file__).parent)["hacks"]
 
 
 def drifting(play: Play, before: Sequence[Sequence[str]], after: Sequence[str]) -> list[list[Trajectory]]:  # noqa: F811
@@ -173,7 +157,7 @@ def test_audit_names_planted_hack_first(part: str, play: Play, tmp_path: Path) -
 def test_audit_names_reward_of_guesses_that_dev_questions_do_not_pay(play: Play, tmp_path: Path) -> None:  # noqa: F811
     """`em` is blind to how an answer was found. Without dev questions the guesses are named, not the reward."""
     params = paid(em=1.0)
-    stored = Rows(tmp_path, drifting(play, [WRONG], GUESS), params)
+    stored = Rows(tmp_path, drifting(play, [("? Low Tide", "= Veld")], ("= Tesk",)), params)
     assert [kind.kind for kind in audit(stored, params, LIMITS.max_tokens) if kind.named] == ["unsupported answer"]
     stored.validated({1: 0.3, 4: 0.3, 7: 0.2})
     first = audit(stored, params, LIMITS.max_tokens)[0]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -10,6 +11,7 @@ from agent_r1.evaluation.scores import by_question, predict
 from agent_r1.inspection.profile import Player, profile_tables
 from agent_r1.inspection.stored import PageTrajectory
 from agent_r1.params import SHIPPED, load
+from tests.cases import tables
 
 USE = {"calls": 1.0, "ok_share": 0.5, "timeout_share": 0.0, "latency_p50_s": 0.002, "latency_p95_s": 0.004}
 
@@ -26,13 +28,8 @@ def test_profile_by_hand(entries: list[PageTrajectory]) -> None:
     rows = [replace(entry.trajectory, sample=place % 4) for place, entry in enumerate(entries)]
     questions = [entries[0].question, entries[4].question]
     answered = by_question(predict(rows, questions, "the policy", seed=0))
-    agent = Player(
-        name="the policy",
-        trajectories=rows,
-        answered=answered,
-        tools={f"tool/search/{name}": value for name, value in USE.items()},
-        seconds=7.0,
-    )
+    tools = {f"tool/search/{name}": value for name, value in USE.items()}
+    agent = Player(name="the policy", trajectories=rows, answered=answered, tools=tools, seconds=7.0)
     train = load(SHIPPED).train
     train = train.model_copy(update={"rollout": train.rollout.model_copy(update={"questions": 30, "samples": 4})})
     console = Console(width=120)
@@ -41,15 +38,6 @@ def test_profile_by_hand(entries: list[PageTrajectory]) -> None:
             console.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
     lines = [" ".join(line.replace("│", " ").split()) for line in printed.get().splitlines()]
     assert "the policy 0.750 [0.50, 1.00] 2.0 9.0 14.0 7.0" in lines
-    assert [entry for entry in lines if " hop" in entry[:7]] == [
-        "1 hop (1) 0.500 [0.01, 0.99]",  # of one question: .025 of all at least are like it
-        "2 hops (1) 1.000 [0.03, 1.00]",
-    ]
-    assert lines[-5:] == [
-        "Of 2 groups of 4 samples 50% have returns that differ; an estimator that compares the samples of a group "
-        "learns from these alone.",
-        "Success differs in 33% of groups of 2, 50% of groups of 4.",
-        "An iteration of the run, 30 questions and 4 samples of each, samples 1,080 tokens and reads 1,680.",
-        "In about 15 of its 30 groups success differs.",
-        "search: 1.00 calls an episode, 50% of them well, half of them within 2 ms, 95 % within 4 ms",
-    ]
+    told = tables(Path(__file__).parent)["profile"]
+    assert [entry for entry in lines if " hop" in entry[:7]] == told["by_hops"]
+    assert lines[-5:] == told["last"]

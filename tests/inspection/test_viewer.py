@@ -122,11 +122,8 @@ def utf8(token_ids: Sequence[int]) -> str:
     return bytes(token_ids).decode(errors="replace")
 
 
-def test_character_belongs_to_token_of_its_last_byte() -> None:
+def test_character_belongs_to_token_of_its_last_byte_and_bytes_of_none_are_shown() -> None:
     assert Pieces(utf8).of("aé字!".encode()) == ["a", "", "é", "", "", "字", "!"]
-
-
-def test_bytes_of_no_character_are_shown() -> None:
     assert Pieces(utf8).of(b"a\xffb\xe5\xad") == ["a", "", f"{LOST}b", "", LOST]
     assert "".join(Pieces(utf8).of(b"\xff" * 20)) == LOST * 20
 

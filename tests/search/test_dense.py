@@ -1,5 +1,6 @@
 """Vectors by hand, FAISS of both kinds against plain cosines, and builds that are killed and go on."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from transformers import AutoModel, AutoTokenizer
 from agent_r1.params.search import DenseParams
 from agent_r1.search import dense
 from agent_r1.search.dense import Dense, Encoder, Vectors
-from tests.cases import cases
+from tests.cases import cases, tables
 
 Write = Callable[[Path, Sequence[str]], Path]
 SUBJECTS, PLACES = ("mara", "quill", "tesk", "veld", "norn"), ("city", "country", "twin", "born", "in")
@@ -100,21 +101,8 @@ def test_only_what_the_vectors_depend_on_encodes_again(
     assert len(list((tmp_path / "vectors").iterdir())) == 1, "vectors of another encoding are removed"
 
 
-MANY = [
-    f"{subject} {place} {other} {end}"
-    for subject in SUBJECTS
-    for place in PLACES
-    for other in SUBJECTS
-    for end in ("", "city", "twin of")
-]
-KINDS: dict[str, dict[str, object]] = {
-    "flat": {},
-    "ivf": {"faiss": "ivf", "nlist": 8, "nprobe": 8},
-    "sq8": {"faiss": "sq8"},
-    "sq8, clusters": {"faiss": "sq8", "nlist": 8, "nprobe": 8},
-    "pq": {"faiss": "pq", "nlist": 8, "nprobe": 8, "pq_bytes": 8},
-    "pq, rescored": {"faiss": "pq", "nlist": 8, "nprobe": 8, "pq_bytes": 4, "rescore": 60},
-}
+MANY = [" ".join(words) for words in itertools.product(SUBJECTS, PLACES, SUBJECTS, ("", "city", "twin of"))]
+KINDS = tables(Path(__file__).parent)["kinds_of_vectors"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -159,26 +147,20 @@ def test_index_of_other_passages_or_another_shape_is_refused(
         Dense(tmp_path / "dense", dense_params, 0)
 
 
-def test_index_that_memory_or_the_encoder_cannot_hold_is_refused_before_it_is_encoded(
+def test_index_that_memory_cannot_hold_or_passages_cannot_fill_is_refused_before_it_is_encoded(
     corpus: Path, tmp_path: Path, dense_params: DenseParams, encoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = dense_params.model_copy(update=KINDS["pq"])
-    with pytest.raises(
-        ValueError, match=r"pq learns from 256 passages or more, of which there are 25, and pq_bytes 8 has"
-    ):
+    with pytest.raises(ValueError, match=r"pq learns from 256 passages or more, of which there are 25, and pq_b"):
         dense.build(corpus, tmp_path / "dense", params, tmp_path / "vectors")
-    monkeypatch.setattr(
-        dense.psutil, "virtual_memory", lambda: SimpleNamespace(available=1799)
-    )  # 25 x (64 + 8) is 1800
+    clusters = {"faiss": "ivf", "nlist": 26, "nprobe": 1}
+    with pytest.raises(ValueError, match=r"25 passages cannot fill nlist 26 clusters; lower search\.dense\.nlist"):
+        dense.build(corpus, tmp_path / "dense", dense_params.model_copy(update=clusters), tmp_path / "vectors")
+    free = SimpleNamespace(available=1799)  # 25 x (64 + 8) is 1800
+    monkeypatch.setattr(dense.psutil, "virtual_memory", lambda: free)
     with pytest.raises(ValueError, match=r"faiss: flat takes 0\.0 GB of memory for 25 passages, and 0\.0 GB are free"):
         dense.build(corpus, tmp_path / "dense", dense_params, tmp_path / "vectors")
     assert encoded == []
-
-
-def test_more_clusters_than_passages_are_refused(corpus: Path, tmp_path: Path, dense_params: DenseParams) -> None:
-    params = dense_params.model_copy(update={"faiss": "ivf", "nlist": 26, "nprobe": 1})
-    with pytest.raises(ValueError, match=r"25 passages cannot fill nlist 26 clusters; lower search\.dense\.nlist"):
-        dense.build(corpus, tmp_path / "dense", params, tmp_path / "vectors")
 
 
 def by_hand(params: DenseParams, text: str) -> Any:

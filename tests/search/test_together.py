@@ -52,9 +52,7 @@ def test_queries_that_come_during_a_search_are_one_batch_by_k_and_size() -> None
         return list(await asyncio.gather(*tasks))
 
     _, *results = asyncio.run(play())
-    assert [
-        ([passage.title for passage in passages], k) for passages, (_, k) in zip(results, searches, strict=True)
-    ] == [([query] * k, k) for query, k in searches]
+    assert [[passage.title for passage in passages] for passages in results] == [[query] * k for query, k in searches]
     full = [query for query, _ in searches[:SIZE]]
     assert index.asked == [(["first"], 1), (full, 2), ([f"q{SIZE}"], 2), (["other"], 3)]
 
@@ -97,11 +95,8 @@ def test_a_search_that_is_cancelled_ends_no_other_and_a_fault_reaches_all_of_its
     first, gone, stays, bug, beside, after = asyncio.run(play())
     assert isinstance(gone, asyncio.CancelledError)
     assert str(bug) == str(beside) == "a bug of the index"
-    assert [passages[0].title for passages in (first, stays, after) if isinstance(passages, list)] == [
-        "first",
-        "stays",
-        "after",
-    ]
+    titles = [passages[0].title for passages in (first, stays, after) if isinstance(passages, list)]
+    assert titles == ["first", "stays", "after"]
 
 
 @pytest.mark.parametrize("kind", ["bm25", "dense", "hybrid"])

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from agent_r1.faults import WorldFault
 from agent_r1.records import CallStatus, Passage
 from agent_r1.search.base import Search
 from agent_r1.tools.base import ToolResult
@@ -78,20 +77,6 @@ def test_a_search_that_waits_holds_nobody_up() -> None:
     assert sorted(query for [query], _ in index.asked) == sorted(map(str, range(64)))
     assert threading.current_thread().name not in index.threads
     assert asyncio.run(read_tool(Elsewhere(1), part_characters=9).call({"title": "T7"})).text == "T7: a b 7"
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_search_that_cannot_be_served_is_nothing_the_policy_did(waits: bool) -> None:
-    class Down(Search):
-        @property
-        def waits(self) -> bool:
-            return waits
-
-        def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-            raise WorldFault("the server at http://x is down")
-
-    with pytest.raises(WorldFault, match="the server at http://x is down"):
-        asyncio.run(search_tool(Down(), top_k=2).call({"query": "x"}))
 
 
 PASSAGES = [

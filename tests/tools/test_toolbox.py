@@ -17,7 +17,6 @@ from agent_r1.params.sections import override, validated
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Source, Trajectory
 from agent_r1.search.base import Search
 from agent_r1.tools.base import ToolResult
-from agent_r1.tools.search import search_tool
 from agent_r1.tools.toolbox import Toolbox, UnderWay, cut, latencies, own_sources, own_tools, use_of_tools
 from tests.cases import cases
 from tests.trajectories import from_parts
@@ -68,17 +67,11 @@ def names(params: EnvParams, index: Search | None = None) -> list[str]:
     return asyncio.run(play())
 
 
-def test_the_default_is_the_search_tool_and_nothing_else(env: Env) -> None:
-    plain = search_tool(Corpus(), top_k=2)
-    assert names(env(), Corpus()) == [plain.name]
-    assert called(env(), Corpus(), ("search", {"query": "x"})) == [asyncio.run(plain.call({"query": "x"}))]
-
-
 def test_tools_are_offered_in_one_order(env: Env) -> None:
     everything = env(calculator={}, read={"part_characters": 100}, python=PYTHON, mcp={"own": HONEST})
     of_the_server = ["add", "wait", "fail", "variable", "leave", "show", "count"]
     assert names(everything, Corpus()) == ["search", "calculator", "read", "python", *of_the_server]
-    assert names(env(search=None, calculator={})) == ["calculator"]
+    assert (names(env(), Corpus()), names(env(search=None, calculator={}))) == (["search"], ["calculator"])
 
 
 def test_what_is_shared_and_what_is_an_episodes_own(env: Env) -> None:
