@@ -60,7 +60,7 @@ def test_what_is_rewarded_is_done_more_often(task: Any, open_training: Callable[
 @pytest.fixture(scope="module")
 def wrong_task(one_action_task: Callable[..., Any]) -> Any:
     answers = {f"Is it true of {name}?": "yes" for name in "ABCDEFGH"}
-    return one_action_task(answers, lambda _: "<answer> no </answer>")
+    return one_action_task(answers, lambda _: "<answer> no </answer>", steps=80)
 
 
 def test_a_demonstration_teaches_what_no_sample_shows(
