@@ -1,12 +1,16 @@
-"""A server on loopback whose answers a test decides."""
+"""Servers on loopback: one whose answers a test decides, and others as processes."""
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -20,7 +24,7 @@ from agent_r1.http import client
 class Heard(NamedTuple):
     path: str
     headers: dict[str, str]
-    body: Any  # of JSON; {} where nothing was sent
+    body: Any  # of JSON, a list where it is of lines; {} where nothing was sent
     write: Callable[[bytes], object]  # to the connection
 
 
@@ -40,8 +44,9 @@ def answering(answer: Callable[[Heard], Said | None]) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            lines = [json.loads(line) for line in body.splitlines()] if b"}\n{" in body else json.loads(body or "{}")
             with suppress(ConnectionError):  # who asked has heard enough
-                said = answer(Heard(self.path, dict(self.headers), json.loads(body or "{}"), self.wfile.write))
+                said = answer(Heard(self.path, dict(self.headers), lines, self.wfile.write))
                 if said:
                     self.send_response(said[0])
                     self.end_headers()
@@ -98,3 +103,27 @@ def wait_until_healthy(
         return False
 
     wait_for(is_healthy, process, said=said)
+
+
+@contextmanager
+def process_of(
+    arguments: Sequence[str], url: str, folder: Path, page: str = "/health", **environment: str
+) -> Iterator[str]:
+    """The URL of the server that `python ARGUMENTS` starts in a folder, once a page answers; it ends with its group."""
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        wait_until_healthy(url, process, log.read_text, page)
+        yield url
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

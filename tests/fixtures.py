@@ -1,12 +1,8 @@
 """What several rooms' tests share: a small tokenizer, small models, a task of one action, vLLM servers."""
 
 import contextlib
-import os
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -38,7 +34,7 @@ from agent_r1.tables import write_rows
 from agent_r1.teaching.supervised import Lessons, fit
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.loop import Training
-from tests.answering import wait_until_healthy
+from tests.answering import process_of
 from tests.trajectories import question_fields
 
 ROOT = Path(__file__).parents[1]
@@ -163,27 +159,12 @@ def make_encoder(folder: Path) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def vllm_server(folder: Path, *options: str, **environment: str) -> Iterator[str]:
-    """The URL of vLLM's own server of the model in a folder, in a process group of its own."""
-    port, log = _free_port(), folder / "server.log"
-    options = ("--model", ".", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", *options)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *options],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(PARAMS.parent), **environment},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        wait_until_healthy(f"http://127.0.0.1:{port}", process, log.read_text)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def vllm_server(folder: Path, *options: str, **environment: str) -> AbstractContextManager[str]:
+    """The URL of vLLM's own server of the model in a folder."""
+    port = str(_free_port())
+    options = ("--model", ".", "--host", "127.0.0.1", "--port", port, "--dtype", "float32", "--enforce-eager", *options)
+    command = ["-m", "vllm.entrypoints.openai.api_server", *options]
+    return process_of(command, f"http://127.0.0.1:{port}", folder, **environment)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,9 @@
 """A company's MLflow: MLflow's own server with accounts, behind a path prefix, keeps all that the project logs."""
 
 import logging
-import os
 import secrets
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,7 +22,7 @@ from agent_r1.records import Question, Source
 from agent_r1.tracking import registry, store
 from agent_r1.tracking.store import mendable_fault, require_store
 from agent_r1.tracking.traces import Rewarded
-from tests.answering import wait_until_healthy
+from tests.answering import process_of
 from tests.descriptors import describe
 from tests.fixtures import ROOT, FreePort
 from tests.trajectories import from_parts, question_fields
@@ -54,29 +51,15 @@ def company(
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
     options = f"--app-name basic-auth --static-prefix /team/mlflow --host 127.0.0.1 --port {port} --workers 1".split()
-    places = [
-        "--backend-store-uri",
-        f"sqlite:///{folder}/.tracking/mlflow.db",
-        "--artifacts-destination",
-        str(folder / "files"),
-    ]
+    options += ["--backend-store-uri", f"sqlite:///{folder}/.tracking/mlflow.db"]
+    options += ["--artifacts-destination", str(folder / "files")]
     variables = {
         "MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini"),
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_urlsafe(18),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", *options, *places],
-            cwd=folder,
-            env={**os.environ, **variables},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    url = f"http://127.0.0.1:{port}/team/mlflow"
-    try:
-        wait_until_healthy(url, process, (folder / "log").read_text)
+    command = ["-m", "mlflow", "server", *options]
+    with process_of(command, f"http://127.0.0.1:{port}/team/mlflow", folder, **variables) as url:
         for name in ("ann", "bob"):
             account = {"username": name, "password": password}
             reply = httpx.post(f"{url}/api/2.0/mlflow/users/create", json=account, auth=(ADMIN, password), timeout=60)
@@ -85,9 +68,6 @@ def company(
             cheap = generate_password_hash(password, "pbkdf2:sha256:1")
             accounts.execute("UPDATE users SET password_hash = ?", (cheap,))
         yield Company(url, password)
-    finally:
-        os.killpg(process.pid, 15)
-        process.wait()
 
 
 @pytest.fixture

@@ -1,10 +1,7 @@
 """Registered versions as users of MLflow load, ask and serve them: the answers are those of `agent-r1 chat`."""
 
 import dataclasses
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,10 +30,9 @@ from agent_r1.tracking import registry
 from flows.operation.answering import agent_of
 from flows.operation.register import LOADED, register
 from flows.policies import policy_of
-from tests.answering import wait_until_healthy
-from tests.fixtures import ROOT, FreePort, Inside
+from tests.answering import process_of
+from tests.fixtures import FreePort, Inside
 
-PATIENCE_S = 240.0
 CHAMPION = "models:/agent_r1@champion"
 
 
@@ -117,19 +113,12 @@ def test_loaded_champion_answers_two_searches_as_chat_does(project: Path, chatte
 
 def test_served_champion_is_as_chat(project: Path, chatted: tuple[str, list[StepView]], free_port: FreePort) -> None:
     question, views = chatted
-    port, environment = free_port(), {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = ["-m", "mlflow", "models", "serve", "-m", CHAMPION, "--env-manager", "local", "--port", str(port)]
-    with (project / "served.log").open("w") as log:
-        process = subprocess.Popen([sys.executable, *command], cwd=project, env=environment, stdout=log, stderr=log)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until_healthy(url, process, (project / "served.log").read_text, "/ping")
-        response = httpx.post(f"{url}/invocations", json=request(question), timeout=PATIENCE_S)
-        assert response.status_code == 200, response.text
-        require_same(response.json(), views)
-    finally:
-        process.terminate()
-        process.wait()
+    command = ["-m", "mlflow", "models", "serve", "-m", CHAMPION, "--env-manager", "local"]
+    command += ["--port", str(port := free_port())]
+    with process_of(command, f"http://127.0.0.1:{port}", project, "/ping") as url:
+        response = httpx.post(f"{url}/invocations", json=request(question), timeout=240)
+    assert response.status_code == 200, response.text
+    require_same(response.json(), views)
 
 
 def test_versions_artifact_is_small_and_describes_itself(project: Path) -> None:
@@ -143,7 +132,9 @@ def test_versions_artifact_is_small_and_describes_itself(project: Path) -> None:
     assert f"mlflow=={mlflow.__version__}" in (folder / "requirements.txt").read_text()
 
 
-def test_champion_whose_folder_is_missing_names_it_and_the_remedy(project: Path) -> None:
+def test_champion_without_its_folder_or_its_project_names_the_remedy(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = Path(registry.find(CHAMPION).descriptor.policy)
     policy.rename(policy.with_name("elsewhere"))
     try:
@@ -151,9 +142,6 @@ def test_champion_whose_folder_is_missing_names_it_and_the_remedy(project: Path)
             mlflow.pyfunc.load_model(CHAMPION)
     finally:
         policy.with_name("elsewhere").rename(policy)
-
-
-def test_version_loads_in_no_other_folder(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"no params.yaml in .*; run from inside the project"):
         mlflow.pyfunc.load_model(CHAMPION)

@@ -5,15 +5,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
 from flows.operation.export import require_pushable
+from tests.answering import Heard, Said, answering
 from tests.cases import cases
 
 TOKEN = "hf_secret"
@@ -26,63 +24,6 @@ for name in sys.argv[2:]:
 """
 
 
-class Hub(ThreadingHTTPServer):
-    """Takes commits to repositories of `me`."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.made: list[dict[str, Any]] = []
-        self.files: dict[str, bytes] = {}
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Hub
-
-    def do_POST(self) -> None:
-        lines = self.rfile.read(int(self.headers["content-length"])).splitlines()
-        body = json.loads(lines[0])
-        if self.headers["authorization"] != f"Bearer {TOKEN}" or "/other/" in self.path or "other" in str(body):
-            self.say(403, {"error": "you may not write there"})
-        elif self.path == "/api/repos/create":
-            self.server.made.append(body)
-            self.say(200, {"url": f"{self.server.url}/me/agent", "id": "1"})
-        elif self.path.endswith("/preupload/main"):
-            files = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False} for file in body["files"]]
-            self.say(200, {"files": files})
-        elif self.path.endswith("/commit/main"):
-            for line in map(json.loads, lines[1:]):
-                self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            url = f"{self.server.url}/me/agent/commit/abc"
-            self.say(200, {"commitUrl": url, "commitOid": "abc", "pullRequestUrl": None})
-        else:
-            self.say(200, {"errors": [], "warnings": []})  # of the card
-
-    def say(self, status: int, body: dict[str, Any]) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with Hub() as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     exported = tmp_path / "agent"
@@ -92,15 +33,36 @@ def folder(tmp_path: Path) -> Path:
     return exported
 
 
-def test_folder_is_committed_with_its_card_and_a_refusal_names_the_remedy_and_no_token(folder: Path, hub: Hub) -> None:
-    own = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-c", PUSH, str(folder), "me/agent", "other/agent"]
-    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, **own}, capture_output=True, text=True)
-    assert hub.files == {file.name: file.read_bytes() for file in folder.iterdir()}
-    [made] = hub.made
-    assert (made["organization"], made["name"]) == ("me", "agent")
-    assert made.get("private") or made["visibility"] == "private"
-    assert f"ValueError: {folder} is written, and {hub.url} did not take it as other/agent: " in ended.stderr
+@pytest.mark.slow  # a process that imports huggingface_hub
+def test_folder_is_committed_with_its_card_and_a_refusal_names_the_remedy_and_no_token(folder: Path) -> None:
+    """A Hub that takes commits to repositories of `me`."""
+    made = list[dict[str, Any]]()
+    files = dict[str, bytes]()
+
+    def hub(heard: Heard) -> Said:
+        about, *lines = heard.body if isinstance(heard.body, list) else [heard.body]
+        said: dict[str, Any] = {"errors": [], "warnings": []}  # of the card
+        if heard.headers["authorization"] != f"Bearer {TOKEN}" or "/other/" in heard.path or "other" in str(about):
+            return 403, b'{"error": "you may not write there"}'
+        if heard.path == "/api/repos/create":
+            made.append(about)
+            said = {"url": f"{url}/me/agent", "id": "1"}
+        elif heard.path.endswith("/preupload/main"):
+            regular = {"uploadMode": "regular", "shouldIgnore": False}
+            said = {"files": [{"path": file["path"], **regular} for file in about["files"]]}
+        elif heard.path.endswith("/commit/main"):
+            files.update({line["value"]["path"]: base64.b64decode(line["value"]["content"]) for line in lines})
+            said = {"commitUrl": f"{url}/me/agent/commit/abc", "commitOid": "abc", "pullRequestUrl": None}
+        return 200, json.dumps(said).encode()
+
+    with answering(hub) as url:
+        own = {"HF_ENDPOINT": url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        command = [sys.executable, "-c", PUSH, str(folder), "me/agent", "other/agent"]
+        ended = subprocess.run(command, cwd=ROOT, env={**os.environ, **own}, capture_output=True, text=True)
+    assert files == {file.name: file.read_bytes() for file in folder.iterdir()}, ended.stderr
+    assert [(each["organization"], each["name"]) for each in made] == [("me", "agent")]
+    assert made[0].get("private") or made[0]["visibility"] == "private"
+    assert f"ValueError: {folder} is written, and {url} did not take it as other/agent: " in ended.stderr
     assert "correct name or HF_TOKEN, and push it with `hf upload`" in ended.stderr
     assert TOKEN not in ended.stderr
 

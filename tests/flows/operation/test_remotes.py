@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from configparser import ConfigParser
 from pathlib import Path
@@ -15,7 +14,7 @@ import yaml
 from agent_r1.files import sha256
 from flows.dvc_files import DVC
 from flows.project import begin_project
-from tests.answering import wait_until_healthy
+from tests.answering import process_of
 from tests.fixtures import ROOT, FreePort
 
 BUCKET = "agents"
@@ -38,21 +37,13 @@ def dvc(project: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory, free_port: FreePort) -> Iterator[str]:
-    port, log = free_port(), tmp_path_factory.mktemp("s3") / "log"
-    url = f"http://127.0.0.1:{port}"
-    with log.open("w") as output:
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-        server = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
-        wait_until_healthy(url, server, log.read_text, "/moto-api/")
+    command = ["-m", "moto.server", "-H", "127.0.0.1", "-p", str(port := free_port())]
+    with process_of(command, f"http://127.0.0.1:{port}", tmp_path_factory.mktemp("s3"), "/moto-api/") as url:
         s3 = boto3.client(
             "s3", endpoint_url=url, aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1"
         )
         s3.create_bucket(Bucket=BUCKET)
         yield url
-    finally:
-        server.kill()
-        server.wait()
 
 
 def new_project(folder: Path) -> None:
