@@ -38,6 +38,18 @@ LayDvc = Callable[..., None]
 WriteParams = Callable[[Path, dict[str, Any]], None]
 BuildOnce = Callable[[str, Callable[[Path], None]], Path]
 
+# Writes its process id into the file that its argument names, and stays.
+STAGE_THAT_STAYS = """
+import os, pathlib, sys, time
+from flows.stage import run_stage
+
+def stay() -> None:
+    pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+    time.sleep(600)
+
+run_stage(stay)
+"""
+
 SMALL: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("small.yaml").read_text())
 
 

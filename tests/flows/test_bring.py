@@ -11,7 +11,6 @@ from flows.graph import bring, described, out_of_date
 from tests.cases import graph
 from tests.fixtures import WriteParams
 
-GRAPH = graph("brought")
 STAGES = ("prepare", "train@a")
 Hashes = dict[str, str]
 
@@ -27,7 +26,7 @@ def pushed(
     folder = tmp_path_factory.mktemp("clones")
     clone = folder / "there"
     clone.mkdir()
-    (clone / "dvc.yaml").write_text(GRAPH)
+    (clone / "dvc.yaml").write_text(graph("brought"))
     (clone / "source.txt").write_text("1\n")
     write_params(clone, {})
     lay_dvc(clone, "../../storage")
@@ -81,12 +80,6 @@ def test_malformed_hash_is_refused(hashes: Hashes, md5: object) -> None:
     assert content() == content_before
 
 
-def stored(md5: str) -> Path:
-    path = Path("../storage/files/md5") / md5[:2] / md5[2:]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 @pytest.mark.parametrize("fault", ["lost", "changed", "in the way"])
 def test_output_that_cannot_be_brought_is_named_and_dvc_lock_stays(hashes: Hashes, fault: str) -> None:
     """The remote has no such output, or has other bytes under its hash, or somebody made it here."""
@@ -94,7 +87,8 @@ def test_output_that_cannot_be_brought_is_named_and_dvc_lock_stays(hashes: Hashe
     if fault == "lost":
         hashes = {"trained/a": f"{'0' * 32}.dir"}
     elif fault == "changed":
-        policy = stored(hashes["prepared.txt"])
+        md5 = hashes["prepared.txt"]
+        policy = Path("../storage/files/md5") / md5[:2] / md5[2:]
         policy.chmod(0o644)
         policy.write_text("2\n")
     else:

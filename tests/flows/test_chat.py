@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +88,6 @@ class Terminal:
         os.close(self._master)
 
 
-@contextmanager
-def terminal(folder: Path, *arguments: str) -> Iterator[Terminal]:
-    session = Terminal(folder, *arguments)
-    try:
-        yield session
-    finally:
-        session.close()
-
-
 def test_piped_lines_are_answered_by_default_engine(project: Path, write_params: WriteParams, asked: list[str]) -> None:
     write_params(project, {})
     process = started(project, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -116,7 +107,7 @@ def test_piped_lines_are_answered_by_default_engine(project: Path, write_params:
 
 def test_conversation_at_a_terminal_answers_typed_questions(project: Path, asked: list[str]) -> None:
     """Two questions, each with a prompt after it; an empty line between them is nothing; Ctrl-D at the prompt ends."""
-    with terminal(project) as screen:
+    with closing(Terminal(project)) as screen:
         head = " ".join(re.sub(r"\x1b\[[\d;]*m", "", screen.until("question> ")).split())
         title, _, about = head.partition(" answers; Ctrl-D ends ")
         assert title.endswith("the warm start, untrained (`chat RUN` asks a run),")

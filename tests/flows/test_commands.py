@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -36,9 +35,12 @@ def completed(line: str) -> list[str]:
     return typed(**variables).stdout.split()
 
 
-def test_results_are_written_as_one_page(tmp_path: Path, write_params: WriteParams, inside: Inside) -> None:
+def test_results_need_a_report_and_make_one_page(tmp_path: Path, write_params: WriteParams, inside: Inside) -> None:
     write_params(tmp_path, {})
     with inside(tmp_path):
+        for sweep, command in ((None, "agent-r1 pipeline"), ("ablations", "agent-r1 pipeline --sweep ablations")):
+            with pytest.raises(ValueError, match=f"at the end of `{command}`"):
+                results(sweep)
         write_text(params.load().places.report() / "report.md", "# Report\n\n4 agents.\n")
         results(html=tmp_path / "to/send.html")
         assert "<h1>Report</h1>\n<p>4 agents.</p>" in (tmp_path / "to/send.html").read_text()
@@ -117,15 +119,6 @@ def test_results_lead_to_the_best_run(
             write_text(places.evaluation(label, sweep) / "scores.json", json.dumps({"success": success}))
         results("ablations" if sweep else None)
     assert capsys.readouterr().out.splitlines()[-1].strip(" •") == line
-
-
-@pytest.mark.parametrize(
-    ("sweep", "command"), [(None, "agent-r1 pipeline"), ("ablations", "agent-r1 pipeline --sweep ablations")]
-)
-def test_results_need_report(sweep: Any, command: str, tmp_path: Path, write_params: WriteParams, inside: Any) -> None:
-    write_params(tmp_path, {})
-    with inside(tmp_path), pytest.raises(ValueError, match=f"at the end of `{command}`"):
-        results(sweep)
 
 
 def shown_in_the_docs() -> list[str]:

@@ -28,7 +28,7 @@ from agent_r1.params import Params, load
 from agent_r1.params.places import RunId, policy_in
 from agent_r1.params.sections import override, validated
 from agent_r1.params.stages import Protocol
-from agent_r1.records import GREEDY, Prediction, Question, Trajectory
+from agent_r1.records import GREEDY, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from agent_r1.training.assembly import Assembly
@@ -41,6 +41,7 @@ from flows.policies import policy_of, version_of
 from flows.report import report
 from flows.train import train
 from tests.fixtures import PLACES, Inside, WriteParams
+from tests.reading import predictions
 
 COMMIT = "a1" * 20
 NAMES = ["ppo", "base_tool_call", "naive_rag"]
@@ -57,10 +58,6 @@ def evaluated(small_project: Path, ppo: Path, inside: Inside) -> Path:
             evaluate(EvaluationRequest(baseline))
         report()
     return small_project
-
-
-def predictions(project: Path, name: str) -> list[Prediction]:
-    return read_rows(project / PLACES.evaluation(name) / "predictions.parquet", Prediction)
 
 
 def trajectories(project: Path, name: str) -> list[Trajectory]:
@@ -102,9 +99,6 @@ def test_policy_leaves_project_whole_with_a_card(evaluated: Path, ppo: Path, ins
     assert f"- fingerprint of the configuration: {started.fingerprint}" in card.text
 
 
-QUESTION = "Where was the director of the film born?"  # of the card's snippet
-
-
 @pytest.mark.slow  # a process that imports transformers
 def test_card_says_how_to_ask_the_policy_without_the_project(evaluated: Path, inside: Inside, tmp_path: Path) -> None:
     """Its snippet runs where the project cannot be imported, and acts as the project's own agent does."""
@@ -112,8 +106,9 @@ def test_card_says_how_to_ask_the_policy_without_the_project(evaluated: Path, in
         settings = load()
         policy = policy_of(settings, RunId("ppo"))
         export(settings, policy, tmp_path / "agent", "mit")
+        question = "Where was the director of the film born?"  # of the card's snippet
         with agent_of(policy, settings, 0.0) as agent:
-            first = next(agent.ask(QUESTION, seed=0)).action
+            first = next(agent.ask(question, seed=0)).action
     card = (tmp_path / "agent/README.md").read_text()
     [schema], [code] = (re.findall(rf"```{name}\n(.*?)```", card, re.DOTALL) for name in ("json", "python"))
     assert json.loads(schema) == json.loads((tmp_path / "agent/prompt.json").read_text())
@@ -149,7 +144,7 @@ def test_every_test_question_is_answered_and_graded(evaluated: Path, name: str) 
     questions = {
         row.question_id: row for row in read_rows(evaluated / PLACES.questions, Question) if row.split == "test"
     }
-    rows = predictions(evaluated, name)
+    rows = predictions(evaluated / PLACES.evaluation(name))
     assert len({row.question_id for row in rows}) == len(rows) == ASKED
     for row, trajectory in zip(rows, trajectories(evaluated, name), strict=True):
         assert (row.run, row.seed, row.question_id) == (name, 0, trajectory.question_id)
@@ -179,7 +174,7 @@ def test_agents_get_the_same_questions_and_differ_in_prompt_and_policy(evaluated
     assert differing == {"protocol", "prompt"}
     read = {"questions": PLACES.questions, "passages": PLACES.passages}
     assert {name: hashes["ppo"][name] for name in read} == {name: sha256(evaluated / read[name]) for name in read}
-    ids = [[row.question_id for row in predictions(evaluated, name)] for name in NAMES]
+    ids = [[row.question_id for row in predictions(evaluated / PLACES.evaluation(name))] for name in NAMES]
     assert ids[0] == ids[1] == ids[2]
 
 
@@ -190,10 +185,10 @@ def test_samples_beside_greedy(evaluated: Path, tmp_path: Path, inside: Inside, 
     with inside(tmp_path / "copy"):
         for label in ("sampled", "again"):
             evaluate(EvaluationRequest(RunId("ppo"), as_label=label))
-        rows, scores = predictions(Path(), "sampled"), content(Path(), "sampled", "scores.json")
+        rows, scores = predictions(PLACES.evaluation("sampled")), content(Path(), "sampled", "scores.json")
         assert [row.sample for row in rows] == [*[0, 1, 2] * ASKED, *[GREEDY] * ASKED]
         beside = [(row.question_id, row.answer, row.success) for row in rows[3 * ASKED :]]
-        assert beside == [(row.question_id, row.answer, row.success) for row in predictions(Path(), "ppo")]
+        assert beside == [(row.question_id, row.answer, row.success) for row in predictions(PLACES.evaluation("ppo"))]
         assert scores["greedily"] == content(Path(), "ppo", "scores.json")["success"]
         rows = rows[: 3 * ASKED]
         assert [row.question_id for row in rows[::3]] == [row.question_id for row in rows[2::3]]
@@ -271,7 +266,7 @@ def test_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
         for name, steps in (("own", 2), ("registered", 2), ("base_tool_call", 4)):
             limits = content(Path(), name, "hashes.json")["limits"]
             assert (f"max_steps {steps}," in limits, "'calculator': {}" in limits) == (True, steps == 2)
-            assert max(row.steps for row in predictions(Path(), name)) <= steps
+            assert max(row.steps for row in predictions(PLACES.evaluation(name))) <= steps
             client = MlflowClient(f"sqlite:///{Path.cwd()}/.tracking/mlflow.db")
             tracked = client.get_run((PLACES.evaluation(name) / "mlflow_run_id").read_text())
             assert tracked.data.params["env.max_steps"] == str(steps)

@@ -19,14 +19,12 @@ from tests.cases import graph
 from tests.fixtures import ROOT
 from tests.trajectories import from_parts
 
-GRAPH = graph("experiment")
-
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A git repository with a graph of one stage, which was run, and one file that is staged."""
     shutil.copy(ROOT / "params.yaml", tmp_path)
-    (tmp_path / "dvc.yaml").write_text(GRAPH)
+    (tmp_path / "dvc.yaml").write_text(graph("experiment"))
     (tmp_path / "data").mkdir()
     (tmp_path / "data/rows").touch()
     for name, text in shipped_files(tmp_path)[0].items():

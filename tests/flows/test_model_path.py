@@ -28,7 +28,6 @@ TEMPLATES = Path(__file__).parents[1] / "rollout/templates"
 CHANGES = laid("foreign")
 WITHOUT_BITSANDBYTES = pytest.mark.skipif(not find_spec("bitsandbytes"), reason="the extra four_bit is not installed")
 TOLERANCE = 0.1  # nats by which sampler and learner may differ in bfloat16
-SHAPE = laid("foreign_shape")
 
 
 EXAMPLE = [{"role": "user", "content": "Where is Tesk?"}, {"role": "assistant", "content": "<answer>Veld</answer>"}]
@@ -40,7 +39,7 @@ SHIPPED = {
 
 def foreign_model(tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
     """A folder as the hub has it: weights in bfloat16, and more rows of embeddings than the tokenizer has tokens."""
-    shape = SHAPE | {"vocab_size": len(tokenizer) + 28, "eos_token_id": tokenizer.eos_token_id}
+    shape = laid("foreign_shape") | {"vocab_size": len(tokenizer) + 28, "eos_token_id": tokenizer.eos_token_id}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True))

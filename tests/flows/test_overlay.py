@@ -17,9 +17,9 @@ from flows.overlay import compose, switch
 from flows.ranks import shortfalls
 from tests.cases import cases, graph, laid
 from tests.fixtures import ROOT
+from tests.reading import contents
 
 STAGES = graph("overlaid")
-SWEEP = graph("overlaid_sweep")
 
 
 @pytest.fixture
@@ -31,10 +31,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / f"overlays/{name}.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def files(project: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(project)): path.read_bytes() for path in project.rglob("*.yaml")}
 
 
 def dvc(*arguments: str) -> str:
@@ -55,26 +51,28 @@ def test_dvc_lists_every_stage_that_an_overlay_changes_alone(project: Path, lay_
 
 
 def test_overlay_is_laid_over_the_base_and_taken_off_byte_for_byte(project: Path) -> None:
-    files_before = files(project)
+    """It has places of its own if it says so, and the ones that it names."""
+    files_before = contents(project)
     base = load()
     switch("small")
     text = (project / "params.yaml").read_text()
     first, *lines = text.splitlines()
     assert "overlays/small.yaml" in first
     assert "`agent-r1 overlay base` goes back" in first
-    assert load().places.data == "small/data"
+    assert [load().places.data, load().places.outputs, load().places.scale] == ["small/data", "small/out", ""]
     assert load().train == base.train.model_copy(update={"iterations": 7})
-    assert files(project)["overlays/base.yaml"] == files_before["params.yaml"]
+    assert contents(project)["overlays/base.yaml"] == files_before["params.yaml"]
     original = files_before["params.yaml"].decode().splitlines()
     assert [line for line in original if "#" in line and line not in lines] == original[-4:-2]  # of places: realigned
     switch("small")
     assert (project / "params.yaml").read_text() == text
     switch("qwen2.5-3b")
     assert load().train.iterations == 400, "composed from the same base"
-    assert load().places.outputs == "scales/qwen2.5-3b/outputs"
+    own = [f"scales/qwen2.5-3b/{place}" for place in ("data", "outputs")]
+    assert [load().places.data, load().places.outputs, load().places.scale] == [*own, "qwen2.5-3b"]
     for _ in range(2):
         switch("base")
-        assert files(project) == files_before
+        assert contents(project) == files_before
 
 
 def test_overlay_has_dvc_watch_the_files_that_it_names(project: Path) -> None:
@@ -136,19 +134,10 @@ def test_overlay_of_the_open_setting_is_its_models_with_another_corpus(project: 
 def test_bad_overlay_is_refused_and_nothing_is_written(project: Path, name: str, message: str) -> None:
     for on in ("base", "small"):
         switch(on)
-        files_before = files(project)
+        files_before = contents(project)
         with pytest.raises(ValueError, match=message):
             switch(name)
-        assert files(project) == files_before
-
-
-def test_overlay_has_places_of_its_own_if_it_says_so_and_the_ones_that_it_names(project: Path) -> None:
-    for name, places in (
-        ("own", ["scales/own/data", "scales/own/outputs", "own"]),
-        ("small", ["small/data", "small/out", ""]),
-    ):
-        switch(name)
-        assert [load().places.data, load().places.outputs, load().places.scale] == places
+        assert contents(project) == files_before
 
 
 def test_base_of_an_earlier_version_is_taken(project: Path) -> None:
@@ -200,7 +189,7 @@ def graphs(project: Path, lay_dvc: Callable[..., None]) -> Path:
     (project / "ablations").mkdir()
     (project / "agent_r1/code.py").write_text("first")
     (project / "dvc.yaml").write_text(STAGES)
-    (project / "ablations/graph.yaml").write_text(SWEEP)
+    (project / "ablations/graph.yaml").write_text(graph("overlaid_sweep"))
     lay_dvc(project)
     return project
 

@@ -216,7 +216,9 @@ def test_no_stranger_gets_the_port_of_a_server(tmp_path: Path, free_port: FreePo
     assert by_neighbour(take) == "None"
 
 
-def test_commands_find_the_server_of_their_clone_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_find_the_server_of_their_clone_alone_by_a_lock_that_no_other_may_have_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("PREFECT_API_URL", OF_CLIENTS):
         monkeypatch.setenv(name, "")
@@ -228,8 +230,17 @@ def test_commands_find_the_server_of_their_clone_alone(tmp_path: Path, monkeypat
             known("http://127.0.0.1:4201/api").__enter__()
         report_to_own_server()
         assert (os.environ.pop("PREFECT_API_URL"), os.environ.pop(OF_CLIENTS)) == (SERVED.read_text(), "secret")
+        assert own_server() == SERVED.read_text()
+        for path, mode in ((SERVED_LOCK, 0o644), (SERVED, 0o620)):
+            path.chmod(mode)
+            assert own_server() is None
+            path.chmod(0o600)
     report_to_own_server()
     assert "PREFECT_API_URL" not in os.environ, "it has ended, and the password is for nobody else"
+    with known("http://127.0.0.1:4200/api"):
+        needs_root()
+        os.chown(SERVED_LOCK, UID, UID)
+        assert own_server() is None
 
 
 COMMAND = """
@@ -276,19 +287,6 @@ def test_another_user_with_old_locks_gets_no_password_and_holds_nothing_up() -> 
         needs_root()
         with holding(path for path in files if path.is_file()) as held:
             assert held == 0
-
-
-def test_lock_that_others_may_have_written_names_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with known("http://127.0.0.1:4200/api"):
-        assert own_server() == SERVED.read_text()
-        for path, mode in ((SERVED_LOCK, 0o644), (SERVED, 0o620)):
-            path.chmod(mode)
-            assert own_server() is None
-            path.chmod(0o600)
-        needs_root()
-        os.chown(SERVED_LOCK, UID, UID)
-        assert own_server() is None
 
 
 @pytest.mark.parametrize("writable", [True, False])

@@ -45,7 +45,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in inside}
 
 
-def test_project_has_git_and_dvc_and_whole_parameters(faq: Path) -> None:
+def test_project_has_git_whole_parameters_and_the_stages_of_the_package_with_their_data(faq: Path) -> None:
     settings = load()
     assert (settings.train.iterations, settings.prepare.datasets, settings.places.scale) == (2, ["sokoban"], "sokoban")
     assert (settings.places.data, settings.places.outputs) == ("data", "outputs")
@@ -54,9 +54,6 @@ def test_project_has_git_and_dvc_and_whole_parameters(faq: Path) -> None:
     assert json.loads((faq / ".vscode/extensions.json").read_text())["recommendations"]
     process = subprocess.run([sys.executable, "-m", "pytest"], env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True)
     assert process.returncode == 0
-
-
-def test_its_graph_has_the_stages_of_the_package_and_their_data(faq: Path) -> None:
     graph = yaml.safe_load((faq / "dvc.yaml").read_text())["stages"]
     shipped = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     assert graph.keys() == shipped.keys()
@@ -104,7 +101,7 @@ def test_folder_that_is_not_empty_or_is_a_repositorys_is_refused(faq: Path) -> N
     assert git("status", "--short") == ""
 
 
-def test_another_package_is_refused_before_a_stage_runs(faq: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newer_and_older_packages_are_refused_before_a_stage(faq: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_current()
     (faq / HASHES / "train.yaml").write_text("agent_r1/learn: other\nflows: other\n")
     with pytest.raises(ValueError, match=r"another package .* train \(agent_r1, .*agent_r1/learn.*; `agent-r1 update`"):
@@ -121,9 +118,6 @@ def test_another_package_is_refused_before_a_stage_runs(faq: Path, monkeypatch: 
     monkeypatch.setattr("flows.stage.require_unedited", lambda: None)
     run_stage(stage)
     assert calls == ["ran"]
-
-
-def test_older_package_is_refused(faq: Path) -> None:
     VERSION.write_text("99.0\n")
     for ask in (require_current, plan):
         with pytest.raises(ValueError, match=r"0\.1\.0 is installed, and this project is one of 99\.0: install 99\.0"):

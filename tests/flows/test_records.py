@@ -17,6 +17,7 @@ from flows.graph import out_of_date
 from flows.operation.doctor import dvc
 from tests.cases import cases
 from tests.fixtures import WriteParams
+from tests.flows.conftest import STAGE_THAT_STAYS
 
 ENDS = {
     "SIGINT": f"os.kill(os.getpid(), {signal.SIGINT})",
@@ -123,23 +124,11 @@ def test_record_without_a_copy_is_named_with_a_remedy_that_works(project: Path) 
     assert out_of_date() == set()
 
 
-STAGE_THAT_STAYS = """
-import os, pathlib, time
-from flows.stage import run_stage
-
-def stay() -> None:
-    pathlib.Path("began").write_text(str(os.getpid()))
-    time.sleep(600)
-
-run_stage(stay)
-"""
-
-
 @pytest.mark.parametrize("shell", ["sh", "bash"])  # dash stays between DVC and the stage, bash becomes the stage
 def test_stage_ends_with_a_bare_dvc_that_is_killed(project: Path, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
     monkeypatch.setenv("SHELL", f"/bin/{shell}")
     (project / "stay.py").write_text(STAGE_THAT_STAYS)
-    (project / "dvc.yaml").write_text(f"stages: {{train: {{cmd: {sys.executable} stay.py}}}}")
+    (project / "dvc.yaml").write_text(f"stages: {{train: {{cmd: {sys.executable} stay.py began}}}}")
     subprocess.run(["mkfifo", "began"], check=True)
     with subprocess.Popen([sys.executable, "-m", "dvc", "repro", "--quiet"]) as bare:
         stage = psutil.Process(int((project / "began").read_text()))

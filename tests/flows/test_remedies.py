@@ -22,14 +22,15 @@ from agent_r1.identity import read_start, write_start
 from agent_r1.learn import checkpoint
 from agent_r1.params import fingerprint, load
 from agent_r1.params.places import RunId
-from agent_r1.records import Question
+from agent_r1.records import CallStatus, Question, Trajectory
 from agent_r1.search.base import read_batches
-from agent_r1.search.index import open_index
+from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.runs import run_of
 from flows.commands import app
 from flows.dvc_files import entries_of, require_dvc
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.graph import out_of_date
 from flows.operation.attempts import restore
 from flows.policies import policy_of, version_of
@@ -42,9 +43,6 @@ from tests.reading import contents
 
 TRAINING, SCORES = PLACES.training(RunId("ppo")), Path("outputs/ppo.jsonl")
 
-# The stages of the graph without their code, so that a copy of the small project is up to date.
-GRAPH = graph("remedied")
-
 
 @pytest.fixture(scope="module")
 def made(
@@ -55,7 +53,7 @@ def made(
     for name in ("data", "outputs", ".tracking"):
         shutil.copytree(small_project / name, folder / name)
     shutil.rmtree(folder / PLACES.training(RunId("refilled")), ignore_errors=True)  # trained by another file
-    (folder / "dvc.yaml").write_text(GRAPH)
+    (folder / "dvc.yaml").write_text(graph("remedied"))  # without the stages' code: the copy is up to date
     shutil.copy(folder / TRAINING / "metrics.jsonl", folder / SCORES)
     write_params(folder, {})
     lay_dvc(folder)
@@ -74,14 +72,8 @@ def project(made: Path, tmp_path: Path, inside: Inside) -> Path:
 
 
 def typed(command: str) -> None:
-    process = begun(command)
-    output = process.communicate()[0]
-    assert process.returncode == 0, output
-
-
-def begun(command: str) -> subprocess.Popen[str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return subprocess.Popen(
+    process = subprocess.run(
         command,
         shell=True,
         env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
@@ -89,8 +81,8 @@ def begun(command: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
     )
+    assert process.returncode == 0, process.stdout
 
 
 def damage(path: Path) -> None:
@@ -145,7 +137,9 @@ def test_named_command_mends_what_was_refused(
     asks()
 
 
-def test_server_index_mended(project: Path, tmp_path: Path, serve_index: ServeIndex, write_params: WriteParams) -> None:
+def test_index_of_a_server_is_mended_and_searched(
+    project: Path, tmp_path: Path, serve_index: ServeIndex, write_params: WriteParams
+) -> None:
     shutil.copytree(PLACES.index, tmp_path / "served")
     write_params(project, {"search": {"kind": "remote", "remote": {"url": serve_index(tmp_path / "served")}}})
     typed("dvc repro index")
@@ -160,6 +154,21 @@ def test_server_index_mended(project: Path, tmp_path: Path, serve_index: ServeIn
         configured_index()
     typed(*re.findall("`([^`]+)`", str(refused.value)))
     assert configured_index().index_hash == index.index_hash
+    folder = PLACES.evaluation("base_tool_call")
+    left = folder / ".predictions.parquet.1.tmp"  # of one that was killed
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.touch()
+    evaluate(EvaluationRequest("base_tool_call"))
+    assert not left.exists()
+    episodes = read_rows(folder / "trajectories.parquet", Trajectory)
+    statuses = {step.call_status for episode in episodes for step in episode.steps}
+    assert CallStatus.OK in statuses
+    assert not statuses & {CallStatus.FAILED, CallStatus.TIMEOUT}
+    hashes = json.loads((folder / "hashes.json").read_text())
+    assert hashes["index"] == describe(tmp_path / "served").index_hash, "the index's hash, wherever it is"
+    damage(PLACES.passages)
+    with pytest.raises(ValueError, match=r"passages.parquet is damaged .*`dvc checkout --force"):
+        evaluate(EvaluationRequest("base_tool_call"))
 
 
 def test_missing_training_version_or_champion_names_its_command(project: Path) -> None:

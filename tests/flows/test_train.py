@@ -16,7 +16,7 @@ import torch
 from mlflow import MlflowClient
 
 from agent_r1.files import SUMS, model_hash
-from agent_r1.identity import Identity, read_start
+from agent_r1.identity import read_start
 from agent_r1.learn.learner import frozen
 from agent_r1.learn.scoring import Compute
 from agent_r1.params import load
@@ -51,25 +51,19 @@ def credits_(run: Path) -> list[list[Credit]]:
     return [read_rows(path, Credit) for path in sorted((run / "credit").iterdir())]
 
 
-def started(run: Path) -> Identity:
-    return read_start(run)
-
-
-def test_every_iteration_leaves_its_files_and_nothing_else(run: Path) -> None:
+def test_every_iteration_leaves_its_files_of_searches_and_answers_and_nothing_else(run: Path) -> None:
     names = [f"{iteration:03d}.parquet" for iteration in range(ITERATIONS[run.name])]
     for kind in ("trajectories", "credit", "proof"):
         assert sorted(path.name for path in (run / kind).iterdir()) == names
     files = ["checkpoint", "credit", "metrics.jsonl", "mlflow_run_id", "proof", "start.json", "trajectories"]
     assert sorted(path.name for path in run.iterdir()) == files
-
-
-def test_episodes_search_and_answer(run: Path) -> None:
     rows = [row for rows in trajectories(run) for row in rows]
     assert {step.call_status for row in rows for step in row.steps} >= {CallStatus.OK, CallStatus.NONE}
     assert {int(source) for row in rows for source in row.source} == set(map(int, Source)) - {Source.DEMONSTRATION}
 
 
-def test_groups_and_seeds_of_trajectories(ppo: Path, grpo: Path) -> None:
+def test_groups_seeds_and_versions_of_trajectories(ppo: Path, grpo: Path) -> None:
+    """PPO's first iteration trains the critic alone, so its second still samples with version 0."""
     for run, groups, samples in ((ppo, 8, 1), (grpo, 4, 4)):
         for iteration, rows in enumerate(trajectories(run)):
             expected = [(group, sample) for group in range(groups) for sample in range(samples)]
@@ -77,6 +71,9 @@ def test_groups_and_seeds_of_trajectories(ppo: Path, grpo: Path) -> None:
             assert {row.iteration for row in rows} == {iteration}
             assert len({row.question_id for row in rows}) == groups
         assert len({row.seed for rows in trajectories(run) for row in rows}) == ITERATIONS[run.name] * groups * samples
+        assert (progress(run)["policy_version"], progress(run)["iterations"]) == (2, ITERATIONS[run.name])
+    assert [{row.policy_version for row in rows} for rows in trajectories(ppo)] == [{0}, {0}, {1}]
+    assert [{row.policy_version for row in rows} for rows in trajectories(grpo)] == [{0}, {1}]
 
 
 def test_groups_of_equal_returns_make_room_for_further_questions(small_project: Path, inside: Inside) -> None:
@@ -96,15 +93,6 @@ def test_groups_of_equal_returns_make_room_for_further_questions(small_project: 
     kept_groups = {trajectory.group for trajectory, credit in zip(rows, credit_rows, strict=True) if credit.kept}
     assert len(kept_groups) == min(2, len(differing))
     assert kept_groups <= differing
-
-
-def test_weights_change_after_the_critics_warm_up(ppo: Path, grpo: Path) -> None:
-    """PPO's first iteration trains the critic alone, so its second still samples with version 0."""
-    assert [{row.policy_version for row in rows} for rows in trajectories(ppo)] == [{0}, {0}, {1}]
-    assert [{row.policy_version for row in rows} for rows in trajectories(grpo)] == [{0}, {1}]
-    for run, version in ((ppo, 2), (grpo, 2)):
-        assert progress(run)["policy_version"] == version
-        assert progress(run)["iterations"] == ITERATIONS[run.name]
 
 
 def test_metrics_have_one_row_per_iteration_in_which_sampler_and_learner_agree(run: Path) -> None:
@@ -140,7 +128,7 @@ def test_mlflow_shows_the_run(run: Path, small_project: Path, inside: Inside) ->
     assert tracked.data.params["seed"] == "0"
     assert tracked.data.params["rollout.questions"] == {"ppo": "8", "grpo": "4"}[run.name]
     assert tracked.data.tags["dataset"] == "atlas"
-    assert tracked.data.tags["code"] == f"0-{ITERATIONS[run.name] - 1} {started(run).code_digest}"
+    assert tracked.data.tags["code"] == f"0-{ITERATIONS[run.name] - 1} {read_start(run).code_digest}"
     last = {name: value for name, value in metrics(run)[-1].items() if name != "iteration"}
     logged = {name: tracked.data.metrics[name] for name in last}
     costs = [name for name in last if name.startswith("cost/")]  # which grow until the process ends
@@ -174,7 +162,7 @@ def moved_aside(project: Path) -> list[dict[str, bytes]]:
 
 
 def test_finished_run_trains_nothing(finished: Path, write_params: WriteParams) -> None:
-    """Nor under parameters of other stages, nor under those that round or give room."""
+    """Nor under other stages' parameters, nor under those that round or give room; from other weights it is refused."""
     contents_before = contents(finished / PPO)
     for _ in range(2):
         train(RunId("ppo"))
@@ -185,6 +173,10 @@ def test_finished_run_trains_nothing(finished: Path, write_params: WriteParams) 
     write_params(finished, changes | {"runs": {"ppo": {}}})
     train(RunId("ppo"))
     assert contents(finished / PPO) == contents_before
+    shutil.copytree(finished / PPO / "checkpoint/policy", finished / "outputs/warm_start", dirs_exist_ok=True)
+    (finished / "outputs/warm_start" / SUMS).unlink()
+    with pytest.raises(ValueError, match=r"is another run's: warm_start \w+\.\.\. -> \w+\.\.\.; "):
+        train(RunId("ppo"))
 
 
 def test_finished_run_keeps_what_is_asked_for_and_stays_finished(finished: Path, write_params: WriteParams) -> None:
@@ -215,7 +207,7 @@ def test_registered_version_teaches(
         write_params(copy, {"runs": {"ppo": {}, "distill": taught}})
         train(RunId("distill"))
         folder = PLACES.training(RunId("distill"))
-        identity = started(folder)
+        identity = read_start(folder)
         assert identity.parameters["train.reference"] == version.reference
         assert identity.inputs["reference"] == version.descriptor.policy_hash
         tracked = MlflowClient(f"sqlite:///{copy}/.tracking/mlflow.db").get_run((folder / "mlflow_run_id").read_text())
@@ -265,13 +257,6 @@ def test_stage_without_terminal_moves_other_run_aside(
     assert set(contents(finished / PPO)) == {"metrics.jsonl", "mlflow_run_id", "start.json"}, "costs alone"
 
 
-def test_other_weights_to_start_from_make_another_run(finished: Path) -> None:
-    shutil.copytree(finished / PPO / "checkpoint/policy", finished / "outputs/warm_start", dirs_exist_ok=True)
-    (finished / "outputs/warm_start" / SUMS).unlink()
-    with pytest.raises(ValueError, match=r"is another run's: warm_start \w+\.\.\. -> \w+\.\.\.; "):
-        train(RunId("ppo"))
-
-
 @pytest.mark.parametrize(("answer", "hours", "anew"), [("y\n", 2.0, True), ("\n", 2.0, False), ("\n", 0.5, True)])
 def test_terminal_asks_before_a_core_hour_makes_room(
     finished: Path,
@@ -294,10 +279,7 @@ def test_terminal_asks_before_a_core_hour_makes_room(
     assert ("moved aside if you type y" in caplog.text) == (hours > 1)
 
 
-@pytest.mark.parametrize(
-    ("edited", "counts"),
-    [("flows/train.py", True), ("agent_r1/learn/losses.py", True), ("agent_r1/inspection/viewer.py", False)],
-)
+@cases("edited, counts")
 def test_edited_code_is_refused(finished: Path, monkeypatch: pytest.MonkeyPatch, edited: str, counts: bool) -> None:
     """What DVC runs the stage again for, which moves it aside."""
     contents_before = contents(finished / PPO)
@@ -314,7 +296,7 @@ def test_edited_code_is_refused(finished: Path, monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(Asked, match="0") if counts else nullcontext():
         train(RunId("ppo"))
     assert moved_aside(finished) == ([contents_before] if counts else [])
-    assert (edited in started(finished / PPO).code) is counts
+    assert (edited in read_start(finished / PPO).code) is counts
 
 
 def test_iterations_of_another_process_are_not_trained_again(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import gzip
 import json
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -22,8 +23,6 @@ from flows.commands.look import health
 from flows.operation.register import register
 from flows.train import train
 from tests.fixtures import Inside, WriteParams
-
-QUESTIONS = "data/prepared/questions.parquet"
 
 
 @pytest.fixture
@@ -49,11 +48,13 @@ def evaluated(project: Path, ppo_policy: str) -> None:
         folder = project / "outputs/evaluate" / name
         write_rows(folder / "trajectories.parquet", rows, Trajectory)
         write_rows(folder / "predictions.parquet", list[Prediction](), Prediction)
-        hashes = {"questions": sha256(project / QUESTIONS), "limits": "l", "policy": policy}
+        hashes = {"questions": sha256(project / "data/prepared/questions.parquet"), "limits": "l", "policy": policy}
         (folder / "hashes.json").write_text(json.dumps(hashes))
 
 
-def test_page_shows_training(project: Path, inside: Inside) -> None:
+def test_page_shows_training_and_is_refused_by_other_weights(
+    project: Path, inside: Inside, write_params: WriteParams
+) -> None:
     with inside(project):
         view(RunId("ppo"), trajectories=12)
     page = content(project / "outputs/view/ppo.html")
@@ -64,6 +65,9 @@ def test_page_shows_training(project: Path, inside: Inside) -> None:
     letters = {letter for episode in episodes for letter in episode["gap"]}
     assert max(abs(page["numbers"][ord(letter) - ord("]")]) for letter in letters) < 1e-4
     assert page["weights"] == {"agent_r1": 1.0}
+    write_params(project, {"train": {"credit": {"rewards": {"valid_call": 5.0}}}})
+    with inside(project), pytest.raises(ValueError, match=r"with the reward weights of ppo in params\.yaml; set them"):
+        view(RunId("ppo"), trajectories=6)
 
 
 def test_health_names_failures_with_links(project: Path, inside: Inside, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,16 +93,21 @@ def test_health_names_failures_with_links(project: Path, inside: Inside, capsys:
     assert all(shown.intersection(page["failures"][kind]) for kind in kinds[:2])
 
 
-def test_answers_before_and_after_stand_side_by_side(project: Path, inside: Inside) -> None:
-    evaluated(project, sha256(project / "outputs/train/ppo/checkpoint/policy"))
-    with inside(project):
-        view(RunId("ppo"), trajectories=12)
-    found = [episode["when"] for episode in content(project / "outputs/view/ppo.html")["episodes"]]
-    assert (found.count("before"), found.count("after"), found.count("training")) == (3, 3, 6)
+def shown(project: Path) -> Counter[str]:
+    """How many episodes of each time a page shows."""
+    view(RunId("ppo"), trajectories=12)
+    return Counter(episode["when"] for episode in content(project / "outputs/view/ppo.html")["episodes"])
 
 
-def test_latest_evaluation_of_a_registered_policy_comes_first(project: Path, inside: Inside) -> None:
+def test_latest_answers_before_and_after_stand_side_by_side_and_no_other_policys(
+    project: Path, inside: Inside, caplog: pytest.LogCaptureFixture
+) -> None:
     with inside(project):
+        evaluated(project, sha256(project / "outputs/train/ppo/checkpoint/policy"))
+        assert shown(project) == {"before": 3, "after": 3, "training": 6}
+        evaluated(project, "another")
+        assert shown(project) == {"training": 12}
+        assert "outputs/evaluate/ppo is of another policy" in caplog.text
         train(RunId("ppo"))  # is complete, and takes up an MLflow run
         register(RunId("ppo"))
         version = registry.of_policy(sha256(project / "outputs/train/ppo/checkpoint/policy"))
@@ -106,17 +115,7 @@ def test_latest_evaluation_of_a_registered_policy_comes_first(project: Path, ins
         again = project / "outputs/history" / version.name / "20261121T030000.000000Z"
         again.parent.mkdir(parents=True)
         (project / "outputs/evaluate/ppo").rename(again)
-        view(RunId("ppo"), trajectories=12)
-    found = [episode["when"] for episode in content(project / "outputs/view/ppo.html")["episodes"]]
-    assert (found.count("before"), found.count("after"), found.count("training")) == (3, 3, 6)
-
-
-def test_other_policys_evaluation_is_left_out(project: Path, inside: Inside, caplog: pytest.LogCaptureFixture) -> None:
-    evaluated(project, "another")
-    with inside(project):
-        view(RunId("ppo"), trajectories=12)
-    assert {episode["when"] for episode in content(project / "outputs/view/ppo.html")["episodes"]} == {"training"}
-    assert "outputs/evaluate/ppo is of another policy" in caplog.text
+        assert shown(project) == {"before": 3, "after": 3, "training": 6}, "of the registered policy"
 
 
 def test_page_and_traces_go_to_the_run(ppo: Path, small_project: Path, inside: Inside, tmp_path: Path) -> None:
@@ -130,9 +129,3 @@ def test_page_and_traces_go_to_the_run(ppo: Path, small_project: Path, inside: I
     assert Path(stored).read_text() == (tmp_path / "page.html").read_text()
     assert len(traces) == 3
     assert all(trace.data.spans[0].inputs["question"] for trace in traces)
-
-
-def test_weights_unlike_those_of_the_run_are_refused(project: Path, inside: Inside, write_params: WriteParams) -> None:
-    write_params(project, {"train": {"credit": {"rewards": {"valid_call": 5.0}}}})
-    with inside(project), pytest.raises(ValueError, match=r"with the reward weights of ppo in params\.yaml; set them"):
-        view(RunId("ppo"), trajectories=6)

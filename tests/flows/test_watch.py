@@ -93,40 +93,6 @@ def test_stopped_run_is_a_finished_run_with_fewer_iterations(tmp_path: Path, tou
     assert (run / "metrics.jsonl").read_bytes() == before, "started again, it stays stopped"
 
 
-def test_warned_run_goes_on(touchy: Callable[..., Path]) -> None:
-    run = touchy(on_collapse="warn")
-    train(RunId("ppo"))
-    assert [row["monitor/alarms"] for row in lasting_metrics(run)] == [0, 1, 1]
-    assert (progress(run)["iterations"], progress(run)["stopped"]) == (3, False)
-
-
-def test_run_rolls_back_and_stops(tmp_path: Path, touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Iteration 1 alarms; the one before it began with the good checkpoint, the warm start: back to iteration 0.
-
-    Under the second seed iteration 1 alarms again, the one rollback is spent, and the run stops.
-    """
-    run, first_seeds = touchy(on_collapse="rollback", max_rollbacks=1), []
-    go_back = RunFolder.go_back
-
-    def watched(folder: RunFolder, learner: Learner) -> None:
-        first_seeds.extend(seeds(run, 0))
-        go_back(folder, learner)
-
-    monkeypatch.setattr(RunFolder, "go_back", watched)
-    train(RunId("ppo"))
-    assert (progress(run)["iterations"], progress(run)["rollbacks"], progress(run)["stopped"]) == (2, 1, True)
-    assert [(row["monitor/alarms"], row["monitor/rollbacks"]) for row in lasting_metrics(run)] == [(0, 1), (1, 1)]
-    assert len(first_seeds) == 8
-    assert not set(first_seeds) & set(seeds(run, 0))
-    files = ["checkpoint", "credit", "metrics.jsonl", "mlflow_run_id", "proof", "start.json", "trajectories"]
-    assert sorted(path.name for path in run.iterdir()) == files
-    tags = shown(tmp_path).data.tags
-    assert (tags["monitor/rollbacks"], tags["monitor/last_alarm"][:20]) == ("1", "iteration 1, stopped")
-    client = MlflowClient(f"sqlite:///{tmp_path}/.tracking/mlflow.db")
-    history = client.get_metric_history(shown(tmp_path).info.run_id, "reward/total")
-    assert [point.step for point in history] == [0, 1, 0, 1]
-
-
 class Killed(BaseException):
     """What a process that is killed does not live to see."""
 
@@ -140,12 +106,35 @@ KILLS: list[tuple[str, Callable[[RunFolder], bool]]] = [
 ]
 
 
-def test_run_killed_around_its_rollback_ends_with_the_same_bits(
-    touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+def test_run_rolls_back_and_stops_with_the_same_bits_if_it_is_killed_around_that(
+    tmp_path: Path, touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The twin is killed once and started again, three times anew."""
-    run = touchy(on_collapse="rollback", max_rollbacks=1)
-    train(RunId("ppo"))
+    """Iteration 1 alarms; the one before it began with the good checkpoint, the warm start: back to iteration 0.
+
+    Under the second seed iteration 1 alarms again, the one rollback is spent, and the run stops. The twin is killed
+    once and started again, three times anew.
+    """
+    run, first_seeds = touchy(on_collapse="rollback", max_rollbacks=1), []
+    go_back = RunFolder.go_back
+
+    def watched(folder: RunFolder, learner: Learner) -> None:
+        first_seeds.extend(seeds(run, 0))
+        go_back(folder, learner)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "go_back", watched)
+        train(RunId("ppo"))
+    assert (progress(run)["iterations"], progress(run)["rollbacks"], progress(run)["stopped"]) == (2, 1, True)
+    assert [(row["monitor/alarms"], row["monitor/rollbacks"]) for row in lasting_metrics(run)] == [(0, 1), (1, 1)]
+    assert len(first_seeds) == 8
+    assert not set(first_seeds) & set(seeds(run, 0))
+    files = ["checkpoint", "credit", "metrics.jsonl", "mlflow_run_id", "proof", "start.json", "trajectories"]
+    assert sorted(path.name for path in run.iterdir()) == files
+    tags = shown(tmp_path).data.tags
+    assert (tags["monitor/rollbacks"], tags["monitor/last_alarm"][:20]) == ("1", "iteration 1, stopped")
+    client = MlflowClient(f"sqlite:///{tmp_path}/.tracking/mlflow.db")
+    history = client.get_metric_history(shown(tmp_path).info.run_id, "reward/total")
+    assert [point.step for point in history] == [0, 1, 0, 1]
     twin, weights = run.with_name("twin"), "checkpoint/policy/model.safetensors"
     for call, when in KILLS:
         original = getattr(RunFolder, call)

@@ -13,7 +13,7 @@ import yaml
 
 from agent_r1.inspection.viewer import view
 from agent_r1.params.places import RunId
-from agent_r1.records import Outcome, Prediction, Question, Trajectory
+from agent_r1.records import Outcome, Question, Trajectory
 from agent_r1.tables import read_rows
 from flows.commands.execute import index, prepare
 from flows.evaluate import EvaluationRequest, evaluate
@@ -21,6 +21,7 @@ from flows.report import report
 from flows.train import train
 from flows.warm_start import warm_start
 from tests.fixtures import Inside, WriteParams
+from tests.reading import predictions
 
 ICE: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("ice.yaml").read_text())
 
@@ -41,19 +42,12 @@ def ice(tmp_path_factory: pytest.TempPathFactory, write_params: WriteParams, ins
     return folder
 
 
-def predictions(project: Path, label: str) -> list[Prediction]:
-    return read_rows(project / "outputs/evaluate" / label / "predictions.parquet", Prediction)
-
-
-def test_chance_is_the_floor_and_the_solver_the_ceiling(ice: Path) -> None:
-    assert {row.success for row in predictions(ice, "oracle")} == {1.0}
-    assert 0 <= np.mean([row.success for row in predictions(ice, "random")]) < 0.6
+def test_chance_is_the_floor_and_the_solver_the_ceiling_of_the_same_worlds(ice: Path) -> None:
+    assert {row.success for row in predictions(ice / "outputs/evaluate/oracle")} == {1.0}
+    assert 0 <= np.mean([row.success for row in predictions(ice / "outputs/evaluate/random")]) < 0.6
     scores = json.loads((ice / "outputs/evaluate/oracle/scores.json").read_text())
     assert (scores["success"], scores["return"], scores["outcome/ended"]) == (1.0, 1.0, 1.0)
     assert scores["success/solution_4-6"] == 1.0
-
-
-def test_agents_play_the_same_worlds(ice: Path) -> None:
     names = ("grpo", "base_tool_call", "random", "oracle")
     found = [json.loads((ice / "outputs/evaluate" / name / "hashes.json").read_text()) for name in names]
     assert len({each.pop("policy") for each in found}) == 4
@@ -83,12 +77,11 @@ def test_report_speaks_of_goals(ice: Path, inside: Inside) -> None:
     assert b'"goal not reached"' in gzip.decompress(base64.b64decode(data[1]))
 
 
-def test_protocols_for_answers_are_refused_in_worlds(ice: Path, inside: Inside) -> None:
+def test_protocol_for_answers_and_malformed_board_are_refused_before_loading(
+    ice: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with inside(ice), pytest.raises(ValueError, match=r"naive_rag has no question to put, .* are frozen_lake; leave"):
         evaluate(EvaluationRequest("naive_rag"))
-
-
-def test_malformed_board_is_refused_before_loading(ice: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Question(question_id="q", dataset="ice", split="train", text="?", env="frozen_lake", setup="{", strata={})]
     monkeypatch.setattr("agent_r1.training.assembly.read_rows", lambda *_: rows)
     with inside(ice), pytest.raises(ValueError, match=r"question 'q': a setup that is not JSON: '\{'"):

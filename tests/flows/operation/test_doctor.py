@@ -222,13 +222,10 @@ def test_open_folder_of_pickles_is_a_warning(project: Path, tmp_path: Path, monk
     assert found("dvc_cache").status == WARNING
 
 
-def test_missing_remote_is_a_warning(project: Path) -> None:
-    refused = found("dvc")
-    assert (refused.status, "there is no remote" in refused.message) == (WARNING, True)
-    assert "dvc remote add -d storage URL" in refused.remedy
-
-
-def test_remote_that_is_not_mounted_or_verified_is_a_warning(project: Path, tmp_path: Path) -> None:
+def test_remote_that_is_missing_not_mounted_or_not_verified_is_a_warning(project: Path, tmp_path: Path) -> None:
+    missing = found("dvc")
+    assert (missing.status, "there is no remote" in missing.message) == (WARNING, True)
+    assert "dvc remote add -d storage URL" in missing.remedy
     add_remote(project, url=str(tmp_path / "storage"))
     assert found("dvc").message.endswith("storage, which does not exist")
     (tmp_path / "storage").mkdir()

@@ -31,7 +31,6 @@ from tests.reading import predictions
 
 HOME = Path("outputs/history/agent_r1-v1")
 POLICY = Path("outputs/train/ppo/checkpoint/policy")
-BASELINE = graph("baseline")
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +91,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 
 def test_champion_is_compared_with_its_earlier_evaluation(version: Version, in_process: None, project: Path) -> None:
+    """Until its policy has gone, which fails the next one."""
     crown("ppo")
     evaluation()
     [first] = HOME.iterdir()
@@ -119,6 +119,11 @@ def test_champion_is_compared_with_its_earlier_evaluation(version: Version, in_p
         evaluation()
     assert all(f"  {row.question_id}: 'Nowhere' -> " in str(raised.value) for row in rows)
     assert not (project / "outputs/evaluate").exists()  # nothing that the report stage depends on
+    evaluations = sorted(HOME.iterdir())
+    shutil.rmtree(POLICY)
+    with pytest.raises(ValueError, match=r"the policy of models:/agent_r1/1 .* has gone"):
+        evaluation([version.reference])
+    assert sorted(HOME.iterdir()) == evaluations
 
 
 def test_challenger_evaluated(version: Version, caplog: pytest.LogCaptureFixture, pages: list[tuple[str, ...]]) -> None:
@@ -148,7 +153,7 @@ def test_page_shows_the_same_questions_before_and_after_training(
     shutil.copytree(ppo, training)
     with tracking.start("ppo-seed0", {}, tracking.provenance("atlas")) as tracked:
         (training / "mlflow_run_id").write_text(tracked.run_id)
-    (project / "dvc.yaml").write_text(BASELINE)
+    (project / "dvc.yaml").write_text(graph("baseline"))
     lay_dvc(project)
     register(RunId("ppo"))
 
@@ -157,13 +162,6 @@ def test_page_shows_the_same_questions_before_and_after_training(
     assert len(pairs) == 12
     assert {tuple(each.when for each in pair) for pair in pairs} == {(When.BEFORE, When.AFTER)}
     assert all(before.question is after.question for before, after in pairs)
-
-
-def test_policy_that_has_gone_fails_the_evaluation(version: Version, in_process: None) -> None:
-    shutil.rmtree(POLICY)
-    with pytest.raises(ValueError, match=r"the policy of models:/agent_r1/1 .* has gone"):
-        evaluation([version.reference])
-    assert list(HOME.iterdir()) == []
 
 
 @cases("models, dataset, message")

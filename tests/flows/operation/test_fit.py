@@ -13,6 +13,7 @@ from agent_r1.learn.memory import total_gib
 from agent_r1.params.places import RunId
 from flows.operation.fit import show_fits
 from flows.overlay import of_models
+from tests.cases import cases
 
 ROOT = Path(__file__).parents[3]
 SHAPE = {
@@ -58,13 +59,7 @@ def test_every_overlay_has_its_lengths_and_what_is_short(model: Path, capsys: py
     assert float(shared["qwen2.5-7b"][5]) < need, "eight ranks share the weights"
 
 
-@pytest.mark.parametrize(
-    ("gpu_gib", "message"),
-    [
-        (24, r"nothing fits: \S+ \w+ lacks least, [\d.]+ GiB; contexts and micro-batches of [\d,]+ tokens fit"),
-        (4, r"lacks least, [\d.]+ GiB; take larger GPUs or a smaller model: with .* it takes [\d.]+ GiB"),
-    ],
-)
+@cases("gpu_gib, message")
 def test_nothing_that_fits_says_by_how_much_and_the_nearest_remedy(model: Path, gpu_gib: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         show_fits(str(model), gpu_gib, 1)

@@ -82,6 +82,7 @@ def test_champion_leads_to_data_trajectories_config_and_commit(versions: list[Ve
     model = versions[1].descriptor
     lines = [line.strip(" │├└─") for line in printed("models:/agent_r1@champion").splitlines()]
     assert lines[0] == "models:/agent_r1/2 @champion ppo"
+    assert printed("ppo").startswith("models:/agent_r1/3 ppo"), "a label is the model in its training's folder"
     assert [line.split()[0] for line in lines[1:4]] == ["policy", "run", "commit"]
     for fact in (
         f"policy {model.policy_hash}, after {model.policy_version} updates",
@@ -112,10 +113,6 @@ def test_trajectories_come_back_by_the_command_that_is_shown(versions: list[Vers
     assert command[:3] == ["dvc", "get", "."]
     subprocess.run([*DVC, *command[1:-1], str(tmp_path / "back")], check=True)
     assert (tmp_path / "back" / "000.parquet").read_text() == "first weights acted"
-
-
-def test_label_shows_the_model_in_its_trainings_folder(versions: list[Version]) -> None:
-    assert printed("ppo").startswith("models:/agent_r1/3 ppo")
 
 
 @cases("subject, message")

@@ -1,6 +1,5 @@
 """Registered policies on disk: kept by a real DVC, found by name, brought back, and refused where they have gone."""
 
-import dataclasses
 import hashlib
 import json
 import shutil
@@ -19,7 +18,6 @@ from agent_r1.params import load
 from agent_r1.params.places import RunId, registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
-from agent_r1.tracking.store import open_store
 from flows.dvc_files import DVC, ask_dvc, require_listing
 from flows.operation import register as register_stage
 from flows.operation.register import keep
@@ -100,7 +98,7 @@ def test_dvc_keeps_one_copy_of_a_policy(project: Path, register: Register) -> No
     assert (POLICY / "model.safetensors").stat().st_mode & 0o200  # still the training's own, to be written
 
 
-def test_policy_is_brought_back_after_its_folder_was_trained_again(project: Path, register: Register) -> None:
+def test_policy_whose_folder_was_trained_again_comes_back_or_is_refused(project: Path, register: Register) -> None:
     first = register()
     assert found_for(first) == POLICY
     write_policy(POLICY, "second")
@@ -112,6 +110,11 @@ def test_policy_is_brought_back_after_its_folder_was_trained_again(project: Path
     (copy / "model.safetensors").unlink()
     (copy / "model.safetensors").write_text("spoiled")
     assert sha256(found_for(first)) == first.descriptor.policy_hash
+    shutil.rmtree(".dvc/cache")
+    forget(first)
+    message = r"/1 \(ppo\) has gone: .* of commit c0ffee, or `dvc pull models/ppo-.*\.dvc` where a remote has it"
+    with pytest.raises(ValueError, match=message):
+        found_for(first)
 
 
 @pytest.mark.parametrize("held_by", ["cache", "remote"])
@@ -194,35 +197,6 @@ def test_failed_push_warns_with_the_remedy(project: Path, register: Register, ca
     assert registry.versions()
 
 
-def test_descriptor_names_no_written_file(project: Path, register: Register, caplog: pytest.LogCaptureFixture) -> None:
-    """What a Makefile says that runs at the next `make`, in place of DVC's hash of the copy."""
-    version = register()
-    reference, made = version.reference, version.descriptor
-    write_policy(POLICY, "second")
-    store, _ = open_store()
-    place = f"policies/{made.policy_hash[:8]}/{registry.DESCRIPTOR}"
-    for file in ("GNUmakefile", "../.profile", "flows/train.dvc"):
-        forged = dataclasses.asdict(made) | {"dvc_hash": "x\nall:\n\tid\n", "dvc_file": file}
-        store.log_text(made.mlflow_run_id, json.dumps(forged), place)
-        with pytest.raises(ValueError, match="the registry is empty"):
-            found_for(registry.find(reference))
-        assert not Path(file).exists()
-    assert f"{reference} is skipped: dvc_hash: " in caplog.text
-
-
-def test_policy_that_has_gone_is_refused(project: Path, register: Register) -> None:
-    version = register()
-    shutil.rmtree(".dvc/cache")
-    forget(version)
-    write_policy(POLICY, "second")
-    message = (
-        r"the policy of models:/agent_r1/1 \(ppo\) has gone: .* holds another one or none, and DVC has no copy \(.*\); "
-        r"train it again as of commit c0ffee, or `dvc pull models/ppo-.*\.dvc` where a remote has it"
-    )
-    with pytest.raises(ValueError, match=message):
-        found_for(version)
-
-
 def test_without_dvc_only_the_folder_itself_serves(tmp_path: Path, inside: Inside, register: Register) -> None:
     shutil.copy(ROOT / "params.yaml", tmp_path)
     with inside(tmp_path):
@@ -270,10 +244,7 @@ def test_label_is_that_of_a_folder_or_of_a_version_or_refused(project: Path, reg
         version_of("ppo_lang", load())
 
 
-@pytest.mark.parametrize(
-    ("iterations", "message"),
-    [(2, "is at iteration 2 of 3; train it to its end"), (3, "are not merged yet; start the")],
-)
+@cases("iterations, message")
 def test_unfinished_training_is_not_registered(
     project: Path, ppo: Path, write_params: WriteParams, iterations: int, message: str
 ) -> None:

@@ -24,8 +24,6 @@ from tests.fixtures import WriteParams
 
 POOL = "gpus"
 PATIENCE_S = 300.0
-GRAPH = graph("worked")
-SWEEP = graph("worked_sweep")
 # Ends once two clones have begun to train.
 TRAIN = """
 import pathlib, sys, time
@@ -53,7 +51,8 @@ def clones(
     """Three clones of a project with one remote; this process is in the first."""
     lead = tmp_path / "lead"
     (lead / "ablations").mkdir(parents=True)
-    for name, content in {"dvc.yaml": GRAPH, "ablations/graph.yaml": SWEEP, "train.py": TRAIN}.items():
+    graphs = {"dvc.yaml": graph("worked"), "ablations/graph.yaml": graph("worked_sweep")}
+    for name, content in {**graphs, "train.py": TRAIN}.items():
         (lead / name).write_text(content)
     (lead / "source.txt").write_text("1\n")
     write_params(lead, {"operate": {"pool_patience_s": PATIENCE_S}})

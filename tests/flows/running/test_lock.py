@@ -104,29 +104,21 @@ def test_stage_holds_its_gpus_and_sees_no_others(
             assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
 
 
-@pytest.mark.parametrize(
-    "stage", [lambda: train(RunId("ppo")), lambda: evaluate(EvaluationRequest(RunId("ppo"))), warm_start]
-)
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"env": {"tools": {"functions": {"gone": {"module": "no_tools"}}}}}, "module 'no_tools' cannot be imported"),
-        ({"env": {"toolbox": {"gone": {"class": "no_worlds:Gone"}}}}, "module 'no_worlds' cannot be imported"),
-    ],
-)
-def test_names_of_tools_are_checked_before_any_wait(
-    stage: Callable[[], None], section: dict[str, Any], message: str, without_accelerator: Path
+STAGES: dict[str, Callable[[], None]] = {
+    "train": lambda: train(RunId("ppo")),
+    "evaluate": lambda: evaluate(EvaluationRequest(RunId("ppo"))),
+    "warm_start": warm_start,
+}
+
+
+@cases("stage, section, message")
+def test_own_code_is_looked_for_before_any_wait(
+    stage: str, section: dict[str, Any], message: str, without_accelerator: Path
 ) -> None:
-    rewrite(without_accelerator, section)
+    settings = yaml.safe_load(without_accelerator.read_text())
+    without_accelerator.write_text(yaml.safe_dump(override(settings, section)))
     with pytest.raises(ValueError, match=message):
-        stage()
-
-
-def test_rewards_are_checked_before_any_wait(without_accelerator: Path) -> None:
-    reward = {"gone": {"function": "no_rewards:gone", "weight": 1.0}}
-    rewrite(without_accelerator, {"train": {"credit": {"rewards": reward}}})
-    with pytest.raises(ValueError, match="module 'no_rewards' cannot be imported"):
-        train(RunId("ppo"))
+        STAGES[stage]()
 
 
 @pytest.fixture
@@ -145,10 +137,6 @@ def without_accelerator(
         monkeypatch.setattr(f"flows.{module}.accelerator", waited_for)
     with inside(tmp_path):
         yield tmp_path / "params.yaml"
-
-
-def rewrite(file: Path, changes: dict[str, Any]) -> None:
-    file.write_text(yaml.safe_dump(override(yaml.safe_load(file.read_text()), changes)))
 
 
 def test_locks_folder_is_the_same_from_terminal_and_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,22 +205,18 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_edit_of_code_data_or_parameters_is_named(begun: Path) -> None:
+    """Parameters that cannot be read any more have changed."""
     require_unedited()
+    (begun / "params.yaml").write_text("<<<<<<< HEAD\n=======\n")
+    with pytest.raises(Edited, match=r"ran: search.kind bm25 -> none, search.k 1 -> none; dvc\.lock"):
+        require_unedited()
     (begun / "params.yaml").write_text("search: {kind: dense, k: 1}\nplaces: {data: data}\n")
     (begun / "code/a.py").unlink()
     (begun / "code/b.py").write_text("b")
     (begun / "data/large").write_text("b" * 2 * HASHED_BYTES)
     (begun / "own.yaml").write_text("a: 2")
-    said = (
-        r"search.kind bm25 -> dense, code/a.py \w+ -> none, data/large \w+ -> \w+, own.yaml \w+ -> \w+, code/b.py none"
-    )
-    with pytest.raises(Edited, match=f"edited while stage index ran: {said}"):
-        require_unedited()
-
-
-def test_parameters_that_cannot_be_read_any_more_have_changed(begun: Path) -> None:
-    (begun / "params.yaml").write_text("<<<<<<< HEAD\n=======\n")
-    with pytest.raises(Edited, match=r"ran: search.kind bm25 -> none, search.k 1 -> none; dvc\.lock"):
+    files = r"code/a.py \w+ -> none, data/large \w+ -> \w+, own.yaml \w+ -> \w+, code/b.py none"
+    with pytest.raises(Edited, match=f"edited while stage index ran: search.kind bm25 -> dense, {files}"):
         require_unedited()
 
 
