@@ -58,8 +58,12 @@ def test_a_run_that_learns_shows_no_alarm(history: History) -> None:
 
 
 def test_a_learning_rate_far_too_high_is_noticed_as_soon_as_patience_allows(history: History) -> None:
-    """The first update leaves nothing of the reward; the last of the next `patience` iterations raises the alarm."""
-    rows = history(1.5e-2, 1 + TRAIN.monitor.patience)
+    """The first update leaves nothing of the reward; the last of the next `patience` iterations raises the alarm.
+
+    The run is warned, and goes on.
+    """
+    *rows, _ = history(1.5e-2, 2 + TRAIN.monitor.patience)
+    assert len(rows) == 1 + TRAIN.monitor.patience
     assert rows[0]["reward/total"] > 0.3
     assert rows[1]["reward/total"] < -0.9
     *before, at_last = seen(rows)

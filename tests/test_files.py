@@ -26,12 +26,6 @@ from tests.cases import cases
 from tests.neighbour import UID, holding, needs_root, open_folder
 
 
-def test_a_file_by_the_standard_example(tmp_path: Path) -> None:
-    # FIPS 180-4's example "abc".
-    (tmp_path / "file").write_text("abc")
-    assert sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-
-
 def folder(path: Path, content: dict[str, str]) -> Path:
     for name, text in content.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +56,9 @@ def test_metrics_that_are_cut_name_their_file(tmp_path: Path) -> None:
         read_metrics(tmp_path)
 
 
-def test_a_folder_is_its_names_and_bytes(tmp_path: Path) -> None:
+def test_a_file_is_its_bytes_and_a_folder_its_names_and_bytes(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "abc")  # FIPS 180-4's example
+    assert sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     one = folder(tmp_path / "one", {"a": "x", "below/b": "y"})
     same = folder(tmp_path / "same", {"below/b": "y", "a": "x"})
     others = [{"a": "x", "below/b": "z"}, {"a": "x", "b": "y"}, {"a": "x"}, {"a": "y", "below/b": "x"}]

@@ -4,6 +4,7 @@ import pytest
 
 from agent_r1 import gpus
 from agent_r1.pretrained import default_device
+from tests.cases import cases
 
 
 @pytest.fixture
@@ -13,12 +14,9 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-@pytest.mark.parametrize(
-    ("cuda", "told"),
-    [((12, 8), "and runs CUDA 12.8 at most, while"), ((0, 0), "and has no libcuda.so.1 in this place,")],
-)
-def test_old_driver_refused(cuda: tuple[int, int], told: str, two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "driver_cuda", lambda: cuda)
+@cases("cuda, told")
+def test_old_driver_refused(cuda: list[int], told: str, two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "driver_cuda", lambda: tuple(cuda))
     with pytest.raises(ValueError, match=f"the NVIDIA driver counts 2 GPUs, {told}"):
         default_device()
     with pytest.raises(ValueError, match=r"is built for CUDA 13\.0; update the driver"):

@@ -37,9 +37,6 @@ def test_harmless_by_hand() -> None:
     assert harmless("soft\u00adhyphen e\u0301 \U0001f600") == "softhyphen e\u0301 \U0001f600"
     assert unicodedata.category("\ud800") == "Cs"
     assert harmless("\ud800") == "\ufffd"
-
-
-def test_lines_stay_lines() -> None:
     assert harmless_lines("one\n  two\u2028three\x1b[0m") == "one\n  two\nthree\ufffd[0m"
 
 

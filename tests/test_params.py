@@ -261,15 +261,9 @@ def test_a_member_of_the_sweep_has_its_seed_and_its_iterations(params: Params) -
         params.run(RunId("pppo"))
 
 
-@pytest.mark.parametrize(
-    ("label", "run"),
-    [
-        ("ppo", RunId("ppo")),
-        ("ppo-seed3", RunId("ppo", 3)),
-        ("ppo_no_masks-0a1b2c3d-seed3", RunId("ppo_no_masks", 3, variant="0a1b2c3d")),
-    ],
-)
-def test_a_training_is_read_back_from_its_label(label: str, run: RunId) -> None:
+@cases("label, fields")
+def test_a_training_is_read_back_from_its_label(label: str, fields: dict[str, Any]) -> None:
+    run = RunId(**fields)
     assert run.label == label
     assert RunId.parse(label) == run
     with pytest.raises(ValueError, match="is no label of a training; labels look like ppo or ppo-seed3"):

@@ -38,27 +38,23 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 @by_page
-def test_tables_hold_what_is_stored(page: Path) -> None:
+def test_tables_hold_what_is_stored_and_others_no_figures(page: Path) -> None:
     text = page.read_text()
     assert filled(text, page.parent) == text, "python -m docs.results fills them"
     for block in BLOCK.finditer(text):
         other = re.sub(r"\d", "7", block[0].removeprefix(block["mark"]))
         assert filled(text.replace(block[0], block["mark"] + other), page.parent) == text
-
-
-def test_the_page_of_commands_has_all_of_them() -> None:
-    assert commands_page.PAGE.read_text() == commands_page.page(), "python -m docs.commands writes it"
-
-
-@by_page
-def test_other_tables_hold_no_figures(page: Path) -> None:
     cells = [
         cell.strip()
-        for line in BLOCK.sub("", page.read_text()).splitlines()
+        for line in BLOCK.sub("", text).splitlines()
         if line.startswith("|")
         for cell in re.split(r"(?<!\\)\|", line)
     ]
     assert [cell for cell in cells if re.match(r"\W*(\d*\.\d|[\d,]+( \w+)?$)", cell)] == []
+
+
+def test_the_page_of_commands_has_all_of_them() -> None:
+    assert commands_page.PAGE.read_text() == commands_page.page(), "python -m docs.commands writes it"
 
 
 @by_page
@@ -94,13 +90,10 @@ def test_reports_say_what_the_scores_in_git_say(page: str) -> None:
     assert shown == {name: f"{scores['success']:.3f}" for name, scores in stored.items()}
 
 
-def test_readme_quotes_the_loop() -> None:
+def test_readme_is_short_and_quotes_the_loop() -> None:
     [quoted] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     whole = textwrap.dedent(inspect.getsource(loop.iterate).partition("    while ")[2].join(("    while ", "")))
     assert quoted == whole
-
-
-def test_readme_is_short() -> None:
     assert README.count("\n") <= 150
 
 
@@ -113,8 +106,9 @@ def test_links_lead_somewhere(page: Path) -> None:
             continue
         file = page.parent / name if name else page
         assert file.exists(), target
-        headings = re.findall(r"^#+ (.+)$", _unfenced(file.read_text()), re.MULTILINE) if anchor else []
-        assert not anchor or anchor in map(_anchor, headings), target
+        headings = re.findall(r"^#+ (.+)$", _unfenced(file.read_text()).lower(), re.MULTILINE) if anchor else []
+        anchors = [re.sub(r"[^\w -]", "", heading).replace(" ", "-") for heading in headings]
+        assert not anchor or anchor in anchors, target
 
 
 @by_page
@@ -203,7 +197,3 @@ def test_hostile_inputs_are_counted() -> None:
 
 def _unfenced(text: str) -> str:
     return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-
-
-def _anchor(heading: str) -> str:
-    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")

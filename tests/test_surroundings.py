@@ -15,6 +15,7 @@ from agent_r1 import surroundings
 from agent_r1.http.client import Client
 from agent_r1.surroundings import room, settle
 from tests.answering import answering
+from tests.cases import cases
 
 
 @pytest.fixture(autouse=True)
@@ -92,14 +93,7 @@ def test_kernels_are_not_pinned_on_a_processor_without_them(
     assert surroundings.machine().endswith("of an unnamed processor, without AVX2")
 
 
-@pytest.mark.parametrize(
-    ("flags", "pinned", "name"),
-    [
-        ("avx2 fma", False, "AVX2"),
-        ("avx2 fma avx512f", False, "AVX-512"),
-        ("avx2 fma avx512f", True, "AVX2"),
-    ],
-)
+@cases("flags, pinned, name")
 def test_machine_names_the_instruction_set_of_its_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, pinned: bool, name: str
 ) -> None:

@@ -77,11 +77,6 @@ def test_adapters_are_merged_in_float32_and_rounded_once(dtype: torch.dtype, uni
         assert model[0].base_layer.weight.item() == 1.0
 
 
-def test_layers_that_the_model_lacks_are_refused(make_learner: Make) -> None:
-    with pytest.raises(ValueError, match=r"model\.lora\.targets \['nowhere'\] does not fit the model"):
-        make_learner(adapter=LoraParams(rank=4, alpha=8.0, targets=["nowhere"]))
-
-
 def test_only_adapters_and_the_critics_head_train(make_learner: Make, samples: Samples) -> None:
     learner = make_learner(adapter=LORA, learning_rate=0.01, critic={"learning_rate": 0.01})
     nn.init.normal_(learner.critic.head.weight, std=0.02)  # at zero, no gradient passes it
@@ -128,7 +123,11 @@ def test_peft_puts_the_saved_adapters_beside_the_model_they_were_trained_on(
         assert torch.equal(found(ids).logits, learner.policy(ids).logits)
 
 
-def test_the_state_of_other_adapters_is_refused(make_learner: Make, tmp_path: Path) -> None:
+def test_layers_that_the_model_lacks_and_the_state_of_other_adapters_are_refused(
+    make_learner: Make, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"model\.lora\.targets \['nowhere'\] does not fit the model"):
+        make_learner(adapter=LoraParams(rank=4, alpha=8.0, targets=["nowhere"]))
     wide, narrow = make_learner(adapter=LORA), make_learner(adapter=LORA.model_copy(update={"targets": ["q_proj"]}))
     wide.save_state(tmp_path)
     stored = optimizers.names(tmp_path, narrow.critic)

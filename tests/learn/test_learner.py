@@ -60,12 +60,6 @@ def shifted(trajectories: list[Trajectory], *shifts: Any) -> list[Trajectory]:
     return [dataclasses.replace(each, logprobs=logprobs.astype(np.float32)) for each, logprobs in moved]
 
 
-def off_policy(trajectories: list[Trajectory]) -> list[Trajectory]:
-    """The trajectories of a policy that differs at every token: no ratio is 1."""
-    noise = np.random.default_rng(0)
-    return shifted(trajectories, *(noise.normal(0, 0.2, len(each.logprobs)) for each in trajectories))
-
-
 def changed(credits: list[Credit], rows: slice = slice(None), **changes: Callable[[Credit], Any]) -> list[Credit]:
     """The credits, some of them with fields that are computed from what they were."""
     made = [*credits]
@@ -99,7 +93,8 @@ TOKENS, SEQUENCES, LENGTH = AGGREGATIONS = [
 def test_two_micro_batches_equal_one(
     make_learner: Make, samples: Samples, monkeypatch: pytest.MonkeyPatch, ratio: str, aggregation: Any, terms: Any
 ) -> None:
-    stale = off_policy(samples.trajectories)
+    noise = np.random.default_rng(0)  # no ratio is 1
+    stale = shifted(samples.trajectories, *(noise.normal(0, 0.2, len(each.logprobs)) for each in samples.trajectories))
     credits = [make_credit(each, loss_mask=np.arange(len(each.token_ids)) > 1) for each in stale]
     make = partial(make_learner, ratio=ratio, max_grad_norm=1e9, **aggregation, **terms)
     learners = [make(max_tokens_per_microbatch=tokens) for tokens in (1000, 1)]

@@ -177,10 +177,7 @@ def test_kl_and_entropy_are_of_sampled_tokens_alone() -> None:
     assert policy_metrics(given, params, 2, 1)["policy/entropy"] == 2
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "constant_length", "mean"),
-    [("token_mean", 0, 9 / 3), ("sequence_mean", 0, ((1 + 3) / 2 + 5) / 2), ("constant_length", 10, 9 / (2 * 10))],
-)
+@cases("aggregation, constant_length, mean")
 def test_aggregation_by_hand(aggregation: str, constant_length: int, mean: float) -> None:
     """Losses 1, 3 of one trajectory and 5 of another; a third has no loss token and counts nowhere."""
     params = with_changes(UPDATE, aggregation=aggregation, constant_length=constant_length)

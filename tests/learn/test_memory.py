@@ -47,16 +47,13 @@ BACKBONE = 3200 + 2 * 7744 + 32
 POLICY = BACKBONE + 3200
 
 
-def test_parameters_by_hand() -> None:
+def test_parameters_and_parts_by_hand() -> None:
+    """float32: sixteen bytes for a weight that trains, four for one of the reference."""
     count = count_parameters(SMALL, None)
     assert (count.policy, count.backbone, count.adapters) == (POLICY, BACKBONE, 0)
     # rank times the sum of both sides of each matrix: q, o 64; k, v 48; MLP 80 each
     assert count_parameters(SMALL, LORA).adapters == 2 * 4 * (64 + 64 + 48 + 48 + 3 * 80)
     assert count_parameters(SMALL, LORA).policy == POLICY
-
-
-def test_the_parts_by_hand() -> None:
-    """float32: sixteen bytes for a weight that trains, four for one of the reference."""
     parts = {name: round(size * GIB) for name, size in estimate(DEMAND).items()}
     assert parts["policy"] == 16 * POLICY
     assert parts["critic"] == 16 * (BACKBONE + 33)

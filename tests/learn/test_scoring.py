@@ -98,9 +98,6 @@ def test_blocks_of_rows_change_no_bit(rows_at_a_time: None) -> None:
     assert torch.equal(found, expected)
 
 
-COMPUTE = Compute(device=CPU, dtype=torch.float32, max_tokens=100)
-
-
 def test_micro_batches_by_hand() -> None:
     # Sorted: 9 | 5 4 | 4 2 1 with a budget of 12: 9 alone, 2 rows of 5 are 10 (3 would be 15), 3 rows of 4 are 12.
     assert pack_by_length([[4], [9], [1], [5], [4], [2]], max_tokens=12) == [[1], [3, 0], [4, 5, 2]]
@@ -110,6 +107,7 @@ def test_micro_batches_by_hand() -> None:
 
 
 def test_minibatches_split_all_rows_by_iteration_and_epoch() -> None:
+    """Each row is one where there are fewer: a filter keeps a group of 4, and the world cut one of them short."""
     params = with_changes(UPDATE, minibatches=3, epochs=2)
 
     def split(iteration: int) -> list[list[list[int]]]:
@@ -121,13 +119,8 @@ def test_minibatches_split_all_rows_by_iteration_and_epoch() -> None:
         assert sorted(row for part in epoch for row in part) == list(range(10))
     assert split(0) == split(0)
     assert len({str(epoch) for iteration in range(2) for epoch in split(iteration)}) == 4
-
-
-def test_each_row_is_a_minibatch_where_there_are_fewer() -> None:
-    """A filter keeps a group of 4, and the world cut one of its episodes short."""
-    params = with_changes(UPDATE, minibatches=4, epochs=2)
-    found = list(minibatches(range(3), params, seed=0, iteration=0))
-    assert sorted(found[:3]) == sorted(found[3:]) == [[0], [1], [2]]
+    few = list(minibatches(range(3), with_changes(params, minibatches=4), seed=0, iteration=0))
+    assert sorted(few[:3]) == sorted(few[3:]) == [[0], [1], [2]]
     assert not list(minibatches([], params, seed=0, iteration=0))
 
 
@@ -137,7 +130,7 @@ def test_a_micro_batch_takes_entries_in_the_order_of_its_mask() -> None:
     sequences = [np.arange(10 * i, 10 * i + length, dtype=np.int32) for i, length in enumerate(lengths, start=1)]
     rows = [dataclasses.replace(row, token_ids=ids) for row, ids in zip(rows, sequences, strict=True)]
     masks = [np.isin(ids, [11, 21, 23, 25]) for ids in sequences]
-    (batch,) = micro_batches(rows, masks, COMPUTE)
+    (batch,) = micro_batches(rows, masks, Compute(device=CPU, dtype=torch.float32, max_tokens=100))
     assert batch.rows == [1, 0]  # the longest first; the one without a selected token is left out
     assert batch.ids.tolist() == [[20, 21, 22, 23], [24, 25, 0, 0], [10, 11, 0, 0]]  # a context is a row
     assert batch.take(sequences).tolist() == batch.ids[batch.mask].tolist() == [21, 23, 25, 11]

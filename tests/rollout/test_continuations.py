@@ -21,6 +21,7 @@ from agent_r1.rollout.episode import Play
 from agent_r1.rollout.episodes import collect
 from agent_r1.rollout.sampling import Action, Request
 from benchmarks.truth import require_restored
+from tests.cases import cases
 
 ICE = lake.Board(rows=("SFFF", "FFFF", "FFFF", "FFFG"), intended=1 / 3).write()
 SEED, ITERATION = 7, 2
@@ -62,11 +63,7 @@ def alike(one: Trajectory, other: Trajectory, tokens: int) -> bool:
     return all(np.array_equal(ours[:tokens], theirs[:tokens]) for ours, theirs in pairs)
 
 
-@pytest.mark.parametrize(
-    "context",
-    [{"kind": "append", "every": 0}, {"kind": "window", "every": 1}, {"kind": "summary", "every": 1}],
-    ids=str,
-)
+@cases("context")
 def test_a_prefix_is_restored_token_for_token(chat: Chat, context: dict[str, Any]) -> None:
     walker, env = Walker(chat, ("Left", "Right", "Up", "Down")), limits(context=context)
     [stored] = played(walker, env, [None])

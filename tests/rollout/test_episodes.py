@@ -409,7 +409,10 @@ def sampled(
 
 
 def test_trained_tokens_are_the_sampled_ones(sampled: tuple[Recording, list[Trajectory]]) -> None:
-    """Where source is ACTION stand the ids and logprobs that the sampler returned, and nowhere else a logprob."""
+    """Where source is ACTION stand the ids and logprobs that the sampler returned, and nowhere else a logprob.
+
+    The episodes are worth their name: cut and closed actions, and both ways to end without an answer.
+    """
     sampler, trajectories = sampled
     for index, trajectory in enumerate(trajectories):
         actions = [action for _, action in sampler.of(index)]
@@ -419,11 +422,6 @@ def test_trained_tokens_are_the_sampled_ones(sampled: tuple[Recording, list[Traj
         assert not trajectory.logprobs[~mask].any()
         spans = [range(step.action_start, step.action_stop) for step in trajectory.steps]
         assert np.flatnonzero(mask).tolist() == [position for span in spans for position in span]
-
-
-def test_garbage_brings_every_kind_of_end(sampled: tuple[Recording, list[Trajectory]]) -> None:
-    """The episodes above are worth their name: cut and closed actions, and both ways to end without an answer."""
-    _, trajectories = sampled
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     assert {step.stop_reason for step in steps} == {StopReason.END, StopReason.LENGTH}
     assert {trajectory.outcome for trajectory in trajectories} >= {Outcome.MALFORMED, Outcome.TOKEN_LIMIT}

@@ -96,13 +96,11 @@ def test_a_teacher_with_other_tokens_or_another_name_is_refused(teacher_server: 
         ServedTeacher(("nobody", url), LIMITS, others)
 
 
-LAST = {"tokens": ["x"], "token_logprobs": [-1.0]}
-
-
 @cases("choices")
 def test_odd_scores_are_servers_fault(choices: list[dict[str, Any]], tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     rows = [from_parts([(Source.PROMPT, [6, 7]), (Source.ACTION, [8, 9])])]
-    probed: list[dict[str, Any]] = [{"prompt_logprobs": [None], "logprobs": LAST}]
+    last = {"tokens": ["x"], "token_logprobs": [-1.0]}
+    probed: list[dict[str, Any]] = [{"prompt_logprobs": [None], "logprobs": last}]
 
     def answer(asked: Heard) -> Said:
         is_probe = asked.body["prompt"] == [0]

@@ -43,6 +43,7 @@ def describe(client: MlflowClient) -> Describe:
 
 
 def test_version_is_its_descriptor(client: MlflowClient, describe: Describe) -> None:
+    """A registration that was killed before its last line, which tags the run, is completed by the next."""
     descriptor = describe(A)
     version = registry.register(descriptor)
     assert version == Version(number=1, descriptor=descriptor)
@@ -50,6 +51,9 @@ def test_version_is_its_descriptor(client: MlflowClient, describe: Describe) -> 
     stored = client.get_model_version("agent_r1", "1")
     assert stored.run_id == descriptor.mlflow_run_id
     assert Descriptor(**json.loads(mlflow.artifacts.load_text(f"{stored.source}/descriptor.json"))) == descriptor
+    assert client.get_run(descriptor.mlflow_run_id).data.tags["model_version"] == "1"
+    client.delete_tag(descriptor.mlflow_run_id, "model_version")
+    assert registry.register(descriptor).number == 1
     assert client.get_run(descriptor.mlflow_run_id).data.tags["model_version"] == "1"
 
 
@@ -106,14 +110,6 @@ def test_same_policy_is_registered_once_and_learns_where_it_is(client: MlflowCli
     assert client.get_run(again.mlflow_run_id).data.tags["model_version"] == "1"
 
 
-def test_registration_killed_before_its_last_line_is_completed(client: MlflowClient, describe: Describe) -> None:
-    descriptor = describe(A)
-    registry.register(descriptor)
-    client.delete_tag(descriptor.mlflow_run_id, "model_version")
-    assert registry.register(descriptor).number == 1
-    assert client.get_run(descriptor.mlflow_run_id).data.tags["model_version"] == "1"
-
-
 def test_versions_and_tags_made_by_hand_are_left_alone(client: MlflowClient, describe: Describe) -> None:
     registry.register(describe(A))
     client.set_model_version_tag("agent_r1", "1", "mood", "good")
@@ -122,14 +118,12 @@ def test_versions_and_tags_made_by_hand_are_left_alone(client: MlflowClient, des
     assert registry.register(describe(B)).number == 3
 
 
-HOSTILE = tables(Path(__file__).parent)["hostile_descriptors"]
-
-
 def test_foreign_descriptor_is_skipped(describe: Describe, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     good, other = registry.register(describe(A)), registry.register(describe(B))
     [file] = tmp_path.glob(f".tracking/artifacts/{other.descriptor.mlflow_run_id}/artifacts/policies/*/descriptor.json")
     honest = json.loads(file.read_text())
-    texts = [(field, json.dumps(honest | {field: value})) for field, value in HOSTILE]
+    hostile = tables(Path(__file__).parent)["hostile_descriptors"]
+    texts = [(field, json.dumps(honest | {field: value})) for field, value in hostile]
     for said, text in [*texts, ("Invalid JSON", '{"label": '), ("source", " " * 20_001), ("policy", "{}")]:
         caplog.clear()
         file.write_text(text)
@@ -245,13 +239,8 @@ def refused(reference: str, message: str) -> None:
 
 
 def test_empty_registry_and_unknown_versions_are_explained(describe: Describe) -> None:
-    for stray in (
-        "champion",
-        "models:/other@champion",
-        "models:/agent_r1",
-        "models:/agent_r1/x",
-        "models:/agent_r1/1/",
-    ):
+    names = ("other@champion", "agent_r1", "agent_r1/x", "agent_r1/1/")
+    for stray in ("champion", *(f"models:/{name}" for name in names)):
         refused(stray, "is no reference to a model of this project; they are models:/agent_r1@c")
     refused("models:/agent_r1@champion", "@champion: the registry is empty; a training that finishes")
     version = registry.register(describe(A))

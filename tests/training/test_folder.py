@@ -242,21 +242,15 @@ def test_bfloat16_sampler_gets_half_bytes(tmp_path: Path, learner: Learner, monk
 
 
 def test_a_journal_goes_when_a_checkpoint_covers_its_iteration(folder: RunFolder, learner: Learner) -> None:
-    there = lay_journals(folder, 3)
-    folder.forget(1)  # what is collected again hears what it heard
-    folder.finish(learner, finished=2)
-    assert there() == [True, True, True]
-    folder.save(learner, finished=2)
-    assert there() == [False, False, True]
-
-
-def lay_journals(folder: RunFolder, count: int) -> Callable[[], list[bool]]:
-    """Journals of the first iterations; says which of them are there."""
-    journals = [folder.journal(iteration) for iteration in range(count)]
+    journals = [folder.journal(iteration) for iteration in range(3)]
     journals[0].parent.mkdir()
     for journal in journals:
         journal.touch()
-    return lambda: [journal.exists() for journal in journals]
+    folder.forget(1)  # what is collected again hears what it heard
+    folder.finish(learner, finished=2)
+    assert [journal.exists() for journal in journals] == [True, True, True]
+    folder.save(learner, finished=2)
+    assert [journal.exists() for journal in journals] == [False, False, True]
 
 
 @pytest.fixture

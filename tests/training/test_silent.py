@@ -1,8 +1,8 @@
 """What peers' users reported as silent failures, played here: each has a line that says it.
 
 docs/troubleshooting.md has the table. Tools that one kind of engine alone would call are in
-tests/rollout/test_vllm_engine.py, rows with other fields in tests/data/test_formats.py, ends of a single turn in
-tests/training/test_findings.py.
+tests/rollout/test_vllm_engine.py, templates that leave a message out in tests/rollout/test_chat.py, rows with other
+fields in tests/data/test_formats.py, ends of a single turn in tests/training/test_findings.py.
 """
 
 import random
@@ -11,22 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from agent_r1.credit.own import Episode
 from agent_r1.params.env import EnvParams
-from agent_r1.rollout.chat import Chat
 from agent_r1.training.loop import iterate
 from tests.fixtures import ONE_ACTION, Task
 
 Said = Callable[..., str]
 
 QUESTIONS = {f"Is it true of {name}?": "yes" for name in "ABCDEFGH"}
-# A template for pictures: a message's content is a list of parts.
-PARTS = """{% for message in messages %}<|im_start|>{{ message.role }}
-{% for part in message.content %}{{ part.text }}{% endfor %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 
 
 def for_form(episode: Episode) -> float:
@@ -56,12 +49,6 @@ def said(open_training: Callable[..., Any], caplog: pytest.LogCaptureFixture) ->
         return caplog.text
 
     return train
-
-
-def test_a_message_that_the_template_does_not_write_is_refused(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    own = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer, chat_template=PARTS)
-    with pytest.raises(ValueError, match="writes the text 'SYSTEM' 0 times; use a template that renders"):
-        Chat(own)
 
 
 def test_equal_returns_of_a_reward_for_form_are_told(answering: Task, said: Said) -> None:

@@ -76,7 +76,6 @@ def test_time_left_falls_with_every_iteration_and_counts_validations(monkeypatch
 
 
 CALM = {"reward/total": 0.5, "reward/max": 1.0, "reward/std": 0.5, "rollout/surprisal": 0.3}
-GONE = {**CALM, "rollout/surprisal": 0.0}
 
 
 def config(on_collapse: str = "warn", max_rollbacks: int = 0) -> TrainParams:
@@ -88,7 +87,7 @@ def config(on_collapse: str = "warn", max_rollbacks: int = 0) -> TrainParams:
 @cases("on_collapse, rollbacks, decision")
 def test_an_alarm_does_what_the_run_says(on_collapse: str, rollbacks: int, decision: str) -> None:
     settings = config(on_collapse, 2 if on_collapse == "rollback" else 0)
-    verdict = judge([CALM, GONE], settings, rollbacks)
+    verdict = judge([CALM, {**CALM, "rollout/surprisal": 0.0}], settings, rollbacks)
     assert (verdict.decision, verdict.clean) == (RunDecision[decision], False)
     assert verdict.metrics == {"monitor/alarms": 1, "monitor/rollbacks": rollbacks}
     calm = judge([{**CALM, "monitor/alarms": 0.0}] * 2, settings, 0)
