@@ -22,7 +22,6 @@ SLOW = {
     "endpoint",
     "engine_server",
     "grpo",
-    "hub",
     "inside",
     "lay_dvc",
     "mlflow_server",
