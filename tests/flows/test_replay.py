@@ -70,9 +70,9 @@ def test_same_configuration_changes_nothing_and_the_run_is_reproduced(
         assert same == run_metrics
         assert same["policy/grad_norm"] > 0
         assert not one.spreads, "no question was tried twice"
-    with caplog.at_level(logging.WARNING, "flows"):
-        results = replayed(others=["ppo"], iterations=["all"], with_gradient=False)
-    assert not caplog.records, "the advantages are those that the run stored"
+    results = replayed(others=["ppo"], iterations=["all"], with_gradient=False)
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not warnings, "the advantages are those that the run stored"
     for one in results:
         stored = read_rows(ppo / "credit" / f"{one.iteration:03d}.parquet", Credit)
         assert one.replays[0].metrics["reward/total"] == pytest.approx(np.mean([row.return_ for row in stored]))
