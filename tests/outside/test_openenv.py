@@ -78,7 +78,7 @@ def serving(session: Session, schema: Any = SCHEMA, status: int = 200) -> Iterat
         return Response(status, http.HTTPStatus(status).phrase, headers, body)
 
     async def run() -> None:
-        async with serve(session, "127.0.0.1", 0, process_request=page, close_timeout=0.1) as server:
+        async with serve(session, "127.0.0.1", 0, process_request=page, close_timeout=5) as server:
             address.append(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
             ready.set()
             await stop.wait()
