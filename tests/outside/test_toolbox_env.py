@@ -275,13 +275,13 @@ def test_an_object_that_is_done_ends_the_episode(goal: int) -> None:
 
 
 def test_what_waits_has_a_limit() -> None:
-    waited, late = play(made("Slow", {}, {"timeout_s": 0.2}), call("wait", seconds=0.0), call("wait", seconds=60.0))
+    waited, late = play(made("Slow", {}, {"timeout_s": 1}), call("wait", seconds=0.0), call("wait", seconds=60.0))
     assert waited.observations == ("waited",)
     assert late.call_status is CallStatus.TIMEOUT
     with pytest.raises(WorldFault, match=r"env\.toolbox\.w: get_reward took longer than 0\.2 s"):
         play(made("Stuck", {}, {"timeout_s": 0.2}), "done")
     with pytest.raises(ValueError, match=r"env\.toolbox\.w gave the reward nan"):
-        play(made("Slow", {}, {"timeout_s": 0.2}), "done")
+        play(made("Slow", {}, {"timeout_s": 5}), "done")
 
 
 def test_the_source_is_part_of_what_a_training_is_made_of(tmp_path: Path) -> None:
