@@ -24,7 +24,7 @@ from benchmarks.hostile import kind
 from benchmarks.hostile.kind import Defect, Kind, require
 
 _AWAY = "http://127.0.0.1:1/x"
-_MOST_S = 3.0  # of the processor, for which the loop is held; a busy machine and first imports take up to 1.5
+_MOST_S = 3.0  # of the processor, for which the loop is held: 1.5 were seen on a busy machine
 _CALLS = 4  # of an input
 
 

@@ -142,9 +142,9 @@ def ask(decision: Decision, page: str, hours: float) -> str:
 
 
 def await_heartbeat() -> None:
-    """Waits until the server has a recent heartbeat of this flow run, so that none is under way; two intervals at most.
+    """Waits until the server has a recent heartbeat of this run, for two intervals at most: then none is under way.
 
-    One that arrives after the suspension would let the server wait for the next, and show the run as crashed.
+    After a heartbeat that arrives behind the suspension the server would miss the next, and show the run as crashed.
     """
     interval_s = get_current_settings().flows.heartbeat_frequency
     if interval_s is None:
