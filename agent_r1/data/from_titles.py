@@ -50,7 +50,8 @@ def make_plans(params: PrepareParams, questions: Sequence[Question]) -> tuple[di
     `prepare` for them.
     """
     plans = {row.question_id: plan_from_titles(row) for row in questions if row.dataset != BUILT_IN}
-    for name in {row.dataset for row in questions} & params.files.keys():
+    datasets = {row.dataset for row in questions}
+    for name in datasets & params.files.keys():
         hops_of = FORMATS[params.files[name].format].hops
         train = params.files[name].train
         if not train or not hops_of:
@@ -60,7 +61,7 @@ def make_plans(params: PrepareParams, questions: Sequence[Question]) -> tuple[di
             for question_id in plans.keys() & {row_id, f"{name}/train/{row_id}"}:  # longer where ids clash
                 if hops := hops_of(row):
                     plans[question_id] = replace(plans[question_id], hops=tuple(hops))
-    if BUILT_IN not in params.datasets:
+    if BUILT_IN not in datasets:
         return plans, {}
     atlas = generate_atlas(params.atlas, params.seed)
     return {**atlas.plans, **plans}, atlas.facts
