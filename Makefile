@@ -95,7 +95,7 @@ game-%: $(INSTALLED)
 RECIPE = recipes/$(NAME)$(if $(TINY),_tiny)
 RAW = $(RECIPE)/data/raw/$(notdir $(abspath $(DATA)))
 OF_MODEL = $(or $(realpath $(MODEL)),$(MODEL))
-TINY_SET := train.iterations=4 runs.grpo.rollout.questions=4 warm_start.demonstrations=192 warm_start.steps=24 \
+TINY_SET := train.iterations=4 runs.grpo.rollout.questions=4 warm_start.demonstrations=192 warm_start.steps=48 \
 	evaluate.questions=100 evaluate.temperature=0.0 repro_baselines=[with_examples,base_tool_call]
 
 recipe: $(INSTALLED)  ## train a real model from the model and its data to the report: NAME=smollm2 MODEL=FOLDER DATA=FOLDER

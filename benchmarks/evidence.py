@@ -42,12 +42,12 @@ CLOSED_BOOK = RAW / "closed_book.jsonl"
 FEWER_NO, WITHOUT_YES_NO = (RAW / f"{name}.json.gz" for name in ("fewer_no", "without_yes_no"))
 # Projects beside the recipe's own: what is set, and the baseline that is asked.
 PROJECTS: dict[str, tuple[dict[str, str], str]] = {
-    "longer": ({"warm_start.steps": "240"}, "base_tool_call"),
-    "much_longer": ({"warm_start.steps": "816"}, "base_tool_call"),
+    "longer": ({"warm_start.steps": "480"}, "base_tool_call"),
+    "much_longer": ({"warm_start.steps": "1632"}, "base_tool_call"),
     "quotes": ({"warm_start.quotes": "true"}, "base_tool_call"),
     "fewer_no": ({f"{ROWS}.train.file": str(FEWER_NO)}, "base_tool_call"),
     "naive_rag": (
-        {"warm_start.demonstrations": "0", "warm_start.naive_rag_demonstrations": "384", "warm_start.steps": "144"},
+        {"warm_start.demonstrations": "0", "warm_start.naive_rag_demonstrations": "384", "warm_start.steps": "288"},
         "naive_rag",
     ),
     "closed_book": (
@@ -56,7 +56,7 @@ PROJECTS: dict[str, tuple[dict[str, str], str]] = {
             "env.max_steps": "1",
             "warm_start.demonstrations": "0",
             "warm_start.conversations": str(CLOSED_BOOK),
-            "warm_start.steps": "144",
+            "warm_start.steps": "288",
         },
         "base_tool_call",
     ),
