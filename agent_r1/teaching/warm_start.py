@@ -148,7 +148,8 @@ def demonstrate_examples(
 ) -> list[dict[str, Any]]:
     """Rows for `env.examples`: the `count` shortest demonstrations of the first questions that the index bears out.
 
-    The observations are those of the questions' environment. Raises ValueError if fewer can be demonstrated.
+    The observations are those of the questions' environment, and each begins with its call: behind a thought an untaught
+    model often ends. Raises ValueError if fewer can be demonstrated.
     """
     taught = settings.warm_start.model_copy(
         update=NO_HABITS | {"demonstrations": LOOKED_AT, "naive_rag_demonstrations": 0, "seed": 0}
@@ -168,7 +169,8 @@ def _messages(demonstration: Demonstration, shared: Shared) -> list[dict[str, st
     """A demonstration as a conversation."""
     messages = [{"role": "user", "content": demonstration.question.text}]
     env = shared.run(opened(attempts_at([demonstration.question], shared, outside=False)[0].env(0)))
-    for action in demonstration.actions:
+    first, *others = demonstration.actions
+    for action in (first.partition("</think>\n")[2], *others):
         text = without_answer_tags(action) if shared.limits.answers == "plain" else action
         transition = shared.run(env.step(text))
         messages.append({"role": "assistant", "content": text})

@@ -13,13 +13,17 @@ from agent_r1.identity import Identity
 from agent_r1.learn.model import load_policy
 from agent_r1.params import load
 from agent_r1.params.stages import WarmStartParams
-from agent_r1.records import Source, Trajectory
+from agent_r1.records import Passage, Question, Source, Trajectory
 from agent_r1.teaching.supervised import Lessons, Unfinished, fit
+from agent_r1.teaching.warm_start import demonstrate_examples
 from tests.cases import cases
+from tests.fixtures import MakeIndex
 from tests.learn.learning import CPU, make_trajectory, same_bits, weights
+from tests.trajectories import question_fields
 
 P, A, O, T, _ = map(int, Source)  # noqa: E741
-BASE = load(Path(__file__).parents[2] / "params.yaml").warm_start
+SETTINGS = load(Path(__file__).parents[2] / "params.yaml")
+BASE = SETTINGS.warm_start
 Fitted = tuple[list[torch.Tensor], list[float]]
 
 
@@ -160,3 +164,17 @@ def test_what_is_not_acted_is_not_trained_on(
     )
     assert (losses != other_losses) == trained
     assert same_bits(one, other) != trained
+
+
+def test_an_example_begins_with_its_call_and_thinks_of_what_it_read(bm25_index: MakeIndex) -> None:
+    texts_by_title = {"Low Tide": "Low Tide is a film by Mara Quill.", "Mara Quill": "Mara Quill was born in Tesk."}
+    index = bm25_index([Passage(passage_id=title, title=title, text=text) for title, text in texts_by_title.items()])
+    texts = ["Where was the director of Low Tide born?", "In which city was the director of the film Low Tide born?"]
+    of_real_data = {"dataset": "own", "split": "train", "gold_titles": [*texts_by_title], "answers": ["Tesk"]}
+    questions = [Question(**question_fields(text, text=text, **of_real_data)) for text in texts]
+    for row, text in zip(demonstrate_examples(SETTINGS, questions, index, 2), texts, strict=True):
+        question, call, passages, further_call, _, answer = (message["content"] for message in row["messages"])
+        assert (question, texts_by_title["Low Tide"] in passages) == (text, True)
+        assert call == '<tool_call>\n{"name": "search", "arguments": {"query": "Low Tide"}}\n</tool_call>'
+        assert further_call.startswith("<think>Found Mara Quill.</think>\n<tool_call>")
+        assert answer.endswith("That answers it.</think>\n<answer> Tesk </answer>")
