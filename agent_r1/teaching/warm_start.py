@@ -148,7 +148,7 @@ def demonstrate_examples(
 ) -> list[dict[str, Any]]:
     """Rows for `env.examples`: the `count` shortest demonstrations of the first questions that the index bears out.
 
-    The observations are those of the questions' environment, and each begins with its call: behind a thought an untaught
+    The observations are those of the questions' environment. Each begins with its call: behind a thought an untaught
     model often ends. Raises ValueError if fewer can be demonstrated.
     """
     taught = settings.warm_start.model_copy(
