@@ -27,7 +27,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     One tensor at a time is copied from its device, and the other threads of the process go on.
     """
     ordered = {name: tensors[name] for name in sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))}
-    begin: list[Any] = [_header(ordered, metadata)]
+    begin = [memoryview(_header(ordered, metadata))]
     contents = (tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data for tensor in ordered.values())
     digest = hashlib.sha256()
     with path.open("wb") as file, ThreadPoolExecutor(1) as hashing:
@@ -35,7 +35,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
             update = hashing.submit(digest.update, piece)
             file.write(piece)
             update.result()
-            del piece  # before the next tensor is copied
+            piece.release()  # before the next tensor is copied, whenever the other thread lets go of it
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
