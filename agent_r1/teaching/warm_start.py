@@ -148,8 +148,8 @@ def demonstrate_examples(
 ) -> list[dict[str, Any]]:
     """Rows for `env.examples`: the `count` shortest demonstrations of the first questions that the index bears out.
 
-    The observations are those of the questions' environment. Each begins with its call: behind a thought an untaught
-    model often ends. Raises ValueError if fewer can be demonstrated.
+    The observations are those of the questions' environment. The first action of a row is a call without a thought:
+    behind a thought an untaught model often ends. Raises ValueError if fewer can be demonstrated.
     """
     taught = settings.warm_start.model_copy(
         update=NO_HABITS | {"demonstrations": LOOKED_AT, "naive_rag_demonstrations": 0, "seed": 0}
@@ -166,7 +166,7 @@ def demonstrate_examples(
 
 
 def _messages(demonstration: Demonstration, shared: Shared) -> list[dict[str, str]]:
-    """A demonstration as a conversation."""
+    """A demonstration as a conversation, without the thought of its first action."""
     messages = [{"role": "user", "content": demonstration.question.text}]
     env = shared.run(opened(attempts_at([demonstration.question], shared, outside=False)[0].env(0)))
     first, *others = demonstration.actions
